@@ -1,0 +1,144 @@
+"""Between nodes and terms: how a canonical node is written in the e-graph, and read back.
+
+A term is a constructor of the rule files with its attributes first. `encode(node)` gives constructor and attributes;
+`decode(constructor, attributes)` gives operator, attributes and domain again. Families (Unary, Binary, Reduce, Pool)
+carry the operator's name as first attribute; attributes that no rule looks at travel in the same string as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..program import COLLECTIVE_DOMAIN, Node, TensorType, UserError
+from .operators import OPERATORS
+
+Value = int | float | str | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Head:
+    """A constructor with its attributes: a term without its operands."""
+
+    constructor: str
+    attributes: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How one operator is written: constructor, attribute names in order, domain of the plan's node."""
+
+    constructor: str
+    attributes: tuple[str, ...] = ()
+    domain: str = ""
+    rest: bool = False  # whether the remaining attributes travel as one JSON string, after the named ones
+
+
+_FORMS: dict[str, _Form] = {
+    "Where": _Form("Where"),
+    "Cast": _Form("Cast", ("to",)),
+    "MatMul": _Form("MatMul"),
+    "Gemm": _Form("Gemm", ("transA", "transB")),
+    "Conv": _Form("Conv", ("group",), rest=True),
+    "Softmax": _Form("Softmax", ("axis",)),
+    "LogSoftmax": _Form("LogSoftmax", ("axis",)),
+    "LayerNormalization": _Form("LayerNormalization", ("axis", "epsilon")),
+    "RMSNormalization": _Form("RMSNormalization", ("axis", "epsilon")),
+    "BatchNormalization": _Form("BatchNormalization", ("epsilon",)),
+    "GatherElements": _Form("GatherElements", ("axis",)),
+    "GatherND": _Form("GatherND", ("batch_dims",)),
+    "Transpose": _Form("Transpose", ("perm",)),
+    "Reshape": _Form("Reshape", ("shape",)),
+    "Expand": _Form("Expand", ("shape",)),
+    "Concat": _Form("Concat", ("axis",)),
+    "Slice": _Form("Slice", ("starts", "ends", "steps")),
+    "AllReduce": _Form("AllReduce", ("axis", "reduction"), COLLECTIVE_DOMAIN),
+    "AllGather": _Form("AllGather", ("axis", "dim"), COLLECTIVE_DOMAIN),
+    "ReduceScatter": _Form("ReduceScatter", ("axis", "dim"), COLLECTIVE_DOMAIN),
+    "AllToAll": _Form("AllToAll", ("axis", "dim", "to_dim"), COLLECTIVE_DOMAIN),
+    "LocalSlice": _Form("LocalSlice", ("axis", "dim"), COLLECTIVE_DOMAIN),
+    "Include": _Form("Include", ("axis",), COLLECTIVE_DOMAIN),
+    "LocalIndices": _Form("LocalIndices", ("axis", "rows", "mode"), COLLECTIVE_DOMAIN),
+    "Shift": _Form("Shift", ("value",), COLLECTIVE_DOMAIN),
+}
+_POOLS = frozenset({"MaxPool", "AveragePool"})
+_OF_CONSTRUCTOR = {form.constructor: (op, form) for op, form in _FORMS.items()}
+
+
+def encode(node: Node) -> Head:
+    """The head of a canonical node's term."""
+    op, attributes = node.op, dict(node.attributes)
+    if op == "Gather":
+        return Head("Gather", ("wrap", int(attributes["axis"])))
+    if form := _FORMS.get(op):
+        values = [attributes.pop(name) for name in form.attributes]
+        if form.rest:
+            values.append(_json(attributes))
+        return Head(form.constructor, tuple(map(_plain, values)))
+    family = "Pool" if op in _POOLS else OPERATORS[op].family
+    if family == "Reduce":
+        return Head("Reduce", (op.removeprefix("Reduce"), tuple(attributes["axes"]), int(attributes["keepdims"])))
+    label = op if not attributes else f"{op} {_json(attributes)}"
+    if family is None:
+        if not 1 <= len(node.inputs) <= 5:
+            raise UserError(f"node {node.name!r} ({op}): an operator without rules has 1 to 5 operands")
+        family = f"Opaque{len(node.inputs)}"
+    return Head(family, (label,))
+
+
+def decode(head: Head) -> tuple[str, dict[str, Any], str]:
+    """(operator, attributes, domain) of a term's head; KeyError for a constructor that no operator has."""
+    constructor, values = head.constructor, head.attributes
+    if constructor == "Gather":
+        mode, axis = values
+        return ("Gather", {"axis": axis}, "") if mode == "wrap" else ("GatherOrZero", {"axis": axis}, COLLECTIVE_DOMAIN)
+    if constructor == "Reduce":
+        name, axes, keepdims = values
+        return f"Reduce{name}", {"axes": axes, "keepdims": keepdims}, ""
+    if found := _OF_CONSTRUCTOR.get(constructor):
+        op, form = found
+        attributes: dict[str, Any] = dict(zip(form.attributes, values, strict=False))
+        if form.rest:
+            attributes |= _parsed(str(values[-1]))
+        return op, attributes, form.domain
+    if constructor in ("Unary", "Binary", "Pool") or constructor.startswith("Opaque"):
+        op, _, rest = str(values[0]).partition(" ")
+        return op, _parsed(rest or "{}"), ""
+    raise KeyError(constructor)
+
+
+def write(value: Value) -> str:
+    """An attribute as egglog text."""
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, tuple):
+        return f"(vec-of {' '.join(map(str, value))})"
+    if isinstance(value, float):
+        text = repr(value)
+        return text if any(c in text for c in ".en") else text + ".0"
+    return str(value)
+
+
+def term(head: Head, operands: tuple[str, ...]) -> str:
+    """The egglog text of a term."""
+    return f"({' '.join([head.constructor, *map(write, head.attributes), *operands])})"
+
+
+def leaf(position: int, type_: TensorType) -> str:
+    """The egglog text of an operator's operand: only its element type and shape matter."""
+    return f'(Leaf {position} "{type_.dtype}" {write(type_.shape)})'
+
+
+def _json(attributes: Mapping[str, Any]) -> str:
+    return json.dumps({k: attributes[k] for k in sorted(attributes)}, separators=(",", ":"))
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(text).items()}
+
+
+def _plain(value: Any) -> Value:
+    return tuple(value) if isinstance(value, list) else value
+

@@ -1,0 +1,286 @@
+"""Rule files: read, checked against an allow-list, and completed into one egglog program.
+
+In: paths of `*.egg` files. Out: a `RuleBook` (rules by name, operator constructors, program text).
+A rule file is data: it may declare constructors, relations and functions, state facts of its relations, and give
+named rules in a published ruleset. Everything else is refused with file, line and the offending text.
+
+What the loader adds to each operator constructor `Op`:
+  replicate-Op   (At ax (Replicate) (Op x ..)) = (Op (At ax (Replicate) x) ..)   any operator can run whole
+  level-Op       an operator's value has the level of its operands
+  Op-by          which rule made an e-node, so that a plan can name the rules it rests on
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..program import UserError
+from .sexpr import Form, SyntaxProblem, read
+
+FOLDER = Path(__file__).parent
+VOCABULARY = FOLDER / "vocabulary.egg"
+RULESETS = ("algebra", "parallel", "gradient")
+MAX_FILE_BYTES = 4 << 20
+NOT_OPERATORS = frozenset({"Leaf", "Input", "At"})
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One named rule: its ruleset, where it stands, and the comment above it."""
+
+    name: str
+    ruleset: str
+    place: str  # file:line
+    text: str
+
+
+@dataclass(frozen=True)
+class Constructor:
+    """A term constructor: its name and the sorts of its arguments."""
+
+    name: str
+    sorts: tuple[str, ...]
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """Positions of the tensor arguments."""
+        return tuple(i for i, sort in enumerate(self.sorts) if sort == "Tensor")
+
+
+@dataclass(frozen=True)
+class RuleBook:
+    """Everything the engine needs to know of the rules: one program and what is in it."""
+
+    files: tuple[str, ...]
+    rules: Mapping[str, Rule]
+    constructors: Mapping[str, Constructor]
+    program: str
+    digest: str
+
+    @property
+    def operators(self) -> list[Constructor]:
+        """Constructors of operators and collectives: all but leaves and placements."""
+        return [c for c in self.constructors.values() if c.name not in NOT_OPERATORS]
+
+    def named(self, ruleset: str) -> list[str]:
+        """Names of the rules of a ruleset, in file order."""
+        return [rule.name for rule in self.rules.values() if rule.ruleset == ruleset]
+
+
+def shipped_files() -> list[Path]:
+    """The rule files that come with the package, the vocabulary first."""
+    return [VOCABULARY, *sorted(p for p in FOLDER.rglob("*.egg") if p != VOCABULARY)]
+
+
+def load_rules(extra: Sequence[str | Path] = (), *, only: Iterable[str | Path] | None = None) -> RuleBook:
+    """The shipped rules (or the files `only`, with the vocabulary) and the user's `extra` files.
+
+    Raises UserError at the first file that is unreadable or says something it may not.
+    """
+    paths = shipped_files() if only is None else [VOCABULARY, *map(Path, only)]
+    book = _Builder()
+    for path in [*paths, *map(Path, extra)]:
+        book.add(path, trusted=path == VOCABULARY)
+    return book.build()
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UserError(f"{path}: a rule file may have {MAX_FILE_BYTES} bytes; this one has {path.stat().st_size}")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+
+
+def _excerpt(form: Form) -> str:
+    flat = re.sub(r"\s+", " ", form.text)
+    return flat if len(flat) <= 80 else flat[:77] + "..."
+
+
+class _Builder:
+    """Collects the commands of rule files; each command is checked by the method `_<command>`."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.rules: dict[str, Rule] = {}
+        self.constructors: dict[str, Constructor] = {}
+        self.facts: set[str] = set()  # relations that may be stated at top level
+        self.declarations: list[str] = []
+        self.statements: list[str] = []  # facts and rules; they may use what any file declares
+        self.pending: list[tuple[Path, Form, bool]] = []
+        self.hash = hashlib.sha256()
+
+    def add(self, path: Path, *, trusted: bool) -> None:
+        text = _text(path)
+        self.hash.update(text.encode())
+        try:
+            forms = read(text)
+        except SyntaxProblem as problem:
+            raise UserError(f"{path}:{problem.line}:{problem.column}: {problem.reason}") from None
+        self.files.append(str(path))
+        for form in forms:
+            self._command(path, form, trusted)
+
+    def build(self) -> RuleBook:
+        for path, form, trusted in self.pending:
+            self._rule(path, form, trusted)
+        for constructor in self.constructors.values():
+            if constructor.name not in NOT_OPERATORS:
+                self.statements += _generated(constructor)
+                if constructor.operands:
+                    name = f"replicate-{constructor.name}"
+                    self.rules[name] = Rule(name, "parallel", "generated", "")
+        program = "\n".join([*self.declarations, *self.statements]) + "\n"
+        return RuleBook(tuple(self.files), self.rules, self.constructors, program, self.hash.hexdigest())
+
+    def _command(self, path: Path, form: Form, trusted: bool) -> None:
+        if form.items is None:
+            raise _refused(path, form, "expected a parenthesised command")
+        if form.head == "constructor":
+            self._constructor(path, form)
+        elif form.head in ("relation", "function"):
+            self._relation(path, form)
+        elif form.head in ("rewrite", "birewrite", "rule"):
+            self.pending.append((path, form, trusted))
+        elif form.head in self.facts:
+            self.statements.append(form.text)
+            if any(item.items is not None for item in form.items[1:]):
+                raise _refused(path, form, "a fact at top level has plain arguments: strings and numbers")
+        elif trusted and form.head in ("datatype", "sort", "ruleset"):
+            self.declarations.append(form.text)
+        else:
+            allowed = "constructor, relation, function, rewrite, birewrite, rule and facts of declared relations"
+            raise _refused(path, form, f"'{form.head}' is not allowed in a rule file; it may hold {allowed}")
+
+    def _constructor(self, path: Path, form: Form) -> None:
+        items = form.items or ()
+        if len(items) < 4 or items[2].items is None or items[3].text != "Tensor":
+            raise _refused(path, form, "expected (constructor Name (Sort ...) Tensor)")
+        name = items[1].text
+        if name in self.constructors:
+            raise _refused(path, form, f"the operator {name!r} is declared already")
+        constructor = Constructor(name, tuple(item.text for item in items[2].items))
+        unknown = [sort for sort in constructor.sorts if sort not in ("Tensor", "Ints", "i64", "f64", "String", "Placement")]
+        if unknown:
+            raise _refused(path, form, f"unknown sort {unknown[0]!r}; a constructor takes Tensor, Ints, i64, f64 or String")
+        self.constructors[name] = constructor
+        self.declarations.append(form.text)
+        if name not in NOT_OPERATORS:
+            self.declarations.append(f"(relation {name}-by (String {' '.join(constructor.sorts)}))")
+
+    def _relation(self, path: Path, form: Form) -> None:
+        items = form.items or ()
+        if len(items) < 3 or items[2].items is None:
+            raise _refused(path, form, f"expected ({form.head} name (Sort ...) ...)")
+        self.declarations.append(form.text)
+        if form.head == "relation":
+            self.facts.add(items[1].text)
+
+    def _rule(self, path: Path, form: Form, trusted: bool) -> None:
+        name, ruleset = (self._option(path, form, key) for key in (":name", ":ruleset"))
+        if name in self.rules:
+            raise _refused(path, form, f"the rule name {name!r} is taken by {self.rules[name].place}")
+        if not trusted and ruleset not in RULESETS:
+            if ruleset == "analysis" and form.head == "rule":
+                self.statements.append(form.text)
+                return
+            raise _refused(path, form, f"ruleset {ruleset!r} is not one of {', '.join(RULESETS)}")
+        if not trusted:
+            self.rules[name] = Rule(name, ruleset, f"{path}:{form.line}", form.text)
+        if ruleset != "parallel":
+            self.statements.append(form.text)
+            return
+        if form.head == "birewrite":
+            raise _refused(path, form, "a parallel rule has one direction: use rewrite")
+        as_rule = _as_rule(form) if form.head == "rewrite" else form
+        for problem in _undisciplined(as_rule, self.constructors):
+            raise _refused(path, form, problem)
+        self.statements.append(_with_provenance(as_rule, name, self.constructors))
+
+    def _option(self, path: Path, form: Form, key: str) -> str:
+        value = form.option(key)
+        if value is None or value.items is not None:
+            raise _refused(path, form, f"a rule needs {key}")
+        return value.text.strip('"')
+
+
+def _refused(path: Path, form: Form, reason: str) -> UserError:
+    return UserError(f"{path}:{form.line}:{form.column}: {reason}: {_excerpt(form)}")
+
+
+def _as_rule(form: Form) -> Form:
+    """(rewrite L R :when (C ..) ...) as (rule ((= made L) C ..) ((union made R)) ...)."""
+    left, right = (form.items or ())[1:3]
+    when = form.option(":when")
+    conditions = " ".join(item.text for item in (when.items or ())) if when else ""
+    options = " ".join(f"{key} {value.text}" for key in (":ruleset", ":name") if (value := form.option(key)))
+    text = f"(rule ((= made {left.text}) {conditions}) ((union made {right.text})) {options})"
+    return read(text)[0]
+
+
+def _undisciplined(rule: Form, constructors: Mapping[str, Constructor]) -> Iterable[str]:
+    """Why a parallel rule cannot be right: it must unite a placed value with operators over placed operands."""
+    conditions, actions = (rule.items or ())[1:3]
+    placed = {a.text for c in conditions.items or () for a, _ in _equated(c, "At")}
+    if not any(f.head == "At" for f in conditions.walk()):
+        yield "a parallel rule matches (At axis placement operator)"
+    bound = {a.items[1].text for a in actions.items or () if a.head == "let" and len(a.items or ()) == 3}
+    for action in actions.items or ():
+        for form in action.walk():
+            constructor = constructors.get(form.head)
+            if constructor is None or form.head == "At" or len(form.items or ()) != len(constructor.sorts) + 1:
+                continue
+            for position in constructor.operands:
+                operand = form.items[position + 1]
+                if operand.items is None and operand.text not in placed | bound:
+                    yield f"operand {operand.text!r} of {form.head} is not placed: write (At axis placement {operand.text})"
+
+
+def _equated(condition: Form, head: str) -> list[tuple[Form, Form]]:
+    """(variable, term) pairs of a condition (= variable (head ..)), either way round."""
+    items = condition.items or ()
+    if condition.head != "=" or len(items) != 3:
+        return []
+    return [(a, b) for a, b in (items[1:], items[:0:-1]) if a.items is None and b.head == head]
+
+
+def _with_provenance(rule: Form, name: str, constructors: Mapping[str, Constructor]) -> str:
+    """The rule, also recording that it made the e-node it unites."""
+    conditions, actions = (rule.items or ())[1:3]
+    lets = {a.items[1].text: a.items[2] for a in actions.items or () if a.head == "let" and len(a.items or ()) == 3}
+    records = []
+    for action in actions.items or ():
+        if action.head != "union" or len(action.items or ()) != 3:
+            continue
+        root = action.items[2]
+        while root.items is None and root.text in lets:
+            root = lets[root.text]
+        if root.head in constructors and root.head != "At":
+            arguments = " ".join(item.text for item in (root.items or ())[1:])
+            records.append(f'({root.head}-by "{name}" {arguments})')
+    options = " ".join(f"{key} {value.text}" for key in (":ruleset", ":name") if (value := rule.option(key)))
+    body = " ".join(action.text for action in actions.items or ())
+    return f"(rule {conditions.text} ({body} {' '.join(records)}) {options})"
+
+
+def _generated(constructor: Constructor) -> list[str]:
+    if not constructor.operands:
+        return []
+    name, first = constructor.name, constructor.operands[0]
+    variables = [f"v{i}" for i in range(len(constructor.sorts))]
+    term = f"({name} {' '.join(variables)})"
+    placed = " ".join(
+        f"(At ax (Replicate) {v})" if i in constructor.operands else v for i, v in enumerate(variables)
+    )
+    return [
+        f"(rule ((= made (At ax (Replicate) {term}))) ((union made ({name} {placed})) "
+        f'({name}-by "replicate-{name}" {placed})) :ruleset parallel :name "replicate-{name}")',
+        f"(rule ((= y {term}) (= l (level v{first}))) ((set (level y) l)) :ruleset analysis :name \"level-{name}\")",
+    ]
