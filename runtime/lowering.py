@@ -1,0 +1,389 @@
+"""A plan as one JAX program: `jax.jit(jax.shard_map(...))` over its mesh, node by node on local shapes.
+
+In: a `Plan`, whose ports say how every logical tensor is split (Partial is not allowed at a port).
+Out: an `Executable` that places data, runs, and prints its StableHLO without devices or data; `evaluate` runs
+a flat program on one device. A wrong feed, too few devices, an unknown operator, or a node whose result is
+not what the plan's types say, raise `UserError` naming it.
+    dimension split by several axes      spec(): JAX, like `mesh.py`, has the earlier axis outermost
+    the value that blocks stand for      assemble(): concatenate Shard, sum Partial, compare Replicate
+    a plan's arithmetic in float64       as_float64()
+Replication is not checked by JAX here (`check_vma=False` lets differing "replicated" results pass silently):
+`run(..., check_replicas=True)` compares them. The stricter `check_vma=True` refuses correct plans, such as an
+all-gather into a replicated output.
+Missing: pipelines, loops over micro-batches, several processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from ..mesh import Layout, Mesh, Partial, Shard, format_layout
+from ..planfile import Plan, Port
+from ..program import FLOATING, Node, TensorType, UserError
+from .operators import JAX, exact_types, gather
+
+Source = Callable[[str], np.ndarray]
+Options = Mapping[str, Any]
+
+# For programs that run once or twice, such as tests and numeric checks: compiling is what takes the time.
+QUICK: Options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def local_slice(a: Options, size: int, x: jax.Array) -> jax.Array:
+    block = x.shape[a["dim"]] // size
+    return lax.dynamic_slice_in_dim(x, lax.axis_index(a["axis"]) * block, block, a["dim"])
+
+
+def include(a: Options, size: int, x: jax.Array) -> jax.Array:
+    return jnp.where(lax.axis_index(a["axis"]) == 0, x, jnp.zeros_like(x))
+
+
+def shard_gather(a: Options, size: int, rows: jax.Array, indices: jax.Array) -> jax.Array:
+    """Gather along `dim`, of which this coordinate holds one block; rows of other blocks count as zero."""
+    held = rows.shape[a["dim"]]
+    indices = jnp.where(indices < 0, indices + held * size, indices)
+    local = indices - (lax.axis_index(a["axis"]) * held).astype(indices.dtype)
+    inside = (local >= 0) & (local < held)
+    found = gather({"axis": a["dim"]}, rows, jnp.where(inside, local, 0))
+    inside = inside.reshape(*(1,) * a["dim"], *inside.shape, *(1,) * (rows.ndim - 1 - a["dim"]))
+    return jnp.where(inside, found, jnp.zeros_like(found))
+
+
+REDUCE = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
+
+COLLECTIVES: dict[str, Callable[..., jax.Array]] = {
+    "AllReduce": lambda a, size, x: REDUCE[a.get("reduction", "sum")](x, a["axis"]),
+    "AllGather": lambda a, size, x: lax.all_gather(x, a["axis"], axis=a["dim"], tiled=True),
+    "ReduceScatter": lambda a, size, x: lax.psum_scatter(
+        x, a["axis"], scatter_dimension=a["dim"], tiled=True
+    ),
+    "AllToAll": lambda a, size, x: lax.all_to_all(
+        x, a["axis"], split_axis=a["to_dim"], concat_axis=a["dim"], tiled=True
+    ),
+    "LocalSlice": local_slice,
+    "Include": include,
+    "ShardGather": shard_gather,
+}
+
+
+def apply(node: Node, arrays: Sequence[jax.Array], mesh: Mesh | None) -> tuple[jax.Array, ...]:
+    """The results of one node on this device; a collective over an axis of one device does nothing."""
+    if not node.is_collective:
+        if node.op not in JAX:
+            raise UserError(f"node {node.name!r}: operator {node.op!r} has no JAX function")
+        results = JAX[node.op](node.attributes, *arrays)
+    else:
+        if node.op not in COLLECTIVES:
+            raise UserError(f"node {node.name!r}: {node.op!r} is not a collective")
+        axis = node.attributes["axis"]
+        if mesh is None or axis not in mesh.names:
+            raise UserError(f"node {node.name!r} ({node.op}): mesh {mesh} has no axis {axis!r}")
+        if mesh[axis].size == 1 and node.op != "ShardGather":
+            return (arrays[0],)
+        results = COLLECTIVES[node.op](node.attributes, mesh[axis].size, *arrays)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def run_nodes(
+    nodes: Iterable[Node],
+    values: dict[str, jax.Array],
+    types: Mapping[str, TensorType] | None = None,
+    mesh: Mesh | None = None,
+) -> None:
+    """Add to `values` what every node computes, compared with `types` where they say something."""
+    for node in nodes:
+        try:
+            results = apply(node, [values[name] for name in node.inputs], mesh)
+        except Exception as error:
+            error.add_note(f"in node {node.name!r} ({node.op})")
+            raise
+        for name, result in zip(node.outputs, results, strict=True):
+            found, expected = type_of(result), (types or {}).get(name)
+            if expected is not None and found != expected:
+                raise UserError(
+                    f"node {node.name!r} ({node.op}), output {name!r}: expected {expected}, found {found}"
+                )
+            values[name] = result
+
+
+def type_of(array: Any) -> TensorType:
+    return TensorType(tuple(array.shape), str(array.dtype))
+
+
+def needed(nodes: Sequence[Node], outputs: Iterable[str]) -> list[Node]:
+    """The nodes that `outputs` depend on, in order."""
+    wanted, kept = set(outputs), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.outputs):
+            kept.append(node)
+            wanted.update(node.inputs)
+    return kept[::-1]
+
+
+def evaluate(
+    nodes: Sequence[Node],
+    values: Mapping[str, Any],
+    outputs: Iterable[str],
+    *,
+    compiler_options: Options | None = None,
+) -> dict[str, np.ndarray]:
+    """The named tensors of a program without collectives, compiled as one program for one device."""
+    outputs = tuple(dict.fromkeys(outputs))
+    nodes = needed(nodes, outputs)
+    read = {name for node in nodes for name in node.inputs}.union(outputs)
+    feeds = {name: value for name, value in values.items() if name in read}
+
+    def program(feeds: dict[str, jax.Array]) -> list[jax.Array]:
+        known = dict(feeds)
+        run_nodes(nodes, known)
+        return [known[name] for name in outputs]
+
+    with exact_types():
+        compiled = jax.jit(program).lower(feeds).compile(dict(compiler_options or {}))
+        return dict(zip(outputs, map(np.asarray, compiled(feeds)), strict=True))
+
+
+# ---------------------------------------------------------------- layouts
+
+
+def spec(mesh: Mesh, port: Port) -> PartitionSpec:
+    """Which axes split each dimension, the earlier axis outermost."""
+    if Partial() in port.layout:
+        raise UserError(f"{port.kind} {port.name!r}: layout {format_layout(port.layout)} has a Partial axis")
+    try:
+        mesh.local_shape(port.type.shape, port.layout)
+    except ValueError as error:
+        raise UserError(f"{port.kind} {port.name!r}: {error}") from None
+    pairs = list(zip(mesh.names, port.layout, strict=True))
+    return PartitionSpec(
+        *(tuple(axis for axis, placement in pairs if placement == Shard(d)) for d in range(port.type.rank))
+    )
+
+
+def close(a: np.ndarray, b: np.ndarray) -> bool:
+    """Equal up to a few roundings: an accelerator's replicas may add in different orders."""
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        return np.array_equal(a, b)
+    a, b, precision = a.astype(np.float64), b.astype(np.float64), float(jnp.finfo(a.dtype).eps)
+    scale = np.max(np.abs(a), where=np.isfinite(a), initial=0.0)
+    return np.allclose(a, b, rtol=0, atol=64 * precision * scale, equal_nan=True)
+
+
+def assemble(blocks: np.ndarray, layout: Layout, agree: Callable = close) -> tuple[np.ndarray, bool]:
+    """The value whose parts are `blocks` (leading dimensions: the mesh), and whether all replicas agree."""
+    if not layout:
+        return blocks, True
+    parts = [assemble(block, layout[1:], agree) for block in blocks]
+    values, consistent = [value for value, _ in parts], all(same for _, same in parts)
+    if isinstance(layout[0], Shard):
+        return np.concatenate(values, layout[0].dim), consistent
+    if layout[0] == Partial():
+        return np.sum(values, 0, dtype=values[0].dtype), consistent
+    return values[0], consistent and all(agree(values[0], value) for value in values[1:])
+
+
+def require_equal_replicas(name: str, array: jax.Array) -> None:
+    first: dict[str, np.ndarray] = {}
+    for shard in array.addressable_shards:
+        part = np.asarray(shard.data)
+        if not close(first.setdefault(str(shard.index), part), part):
+            raise UserError(
+                f"output {name!r}: devices hold different values of what the plan calls replicated"
+            )
+
+
+def gathered(array: jax.Array) -> np.ndarray:
+    if array.is_fully_addressable:
+        return np.asarray(array)
+    if array.is_fully_replicated:
+        return np.asarray(array.addressable_data(0))
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+
+# ---------------------------------------------------------------- the executable
+
+
+class Executable:
+    """A lowered plan. Nothing is traced, compiled or placed before it is asked for."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        devices: Sequence[jax.Device] | None = None,
+        compiler_options: Options | None = None,
+        donate: Iterable[str] = (),
+    ) -> None:
+        self.plan = plan
+        self.compiler_options = dict(compiler_options or {})
+        self._devices = devices
+        self._donated = tuple(i for i, port in enumerate(plan.inputs) if port.name in set(donate))
+        self._in_specs = tuple(spec(plan.mesh, port) for port in plan.inputs)
+        self._out_specs = tuple(spec(plan.mesh, port) for port in plan.outputs)
+
+    @cached_property
+    def mesh(self) -> jax.sharding.Mesh:
+        mesh, devices = self.plan.mesh, self._devices
+        devices = list(jax.devices() if devices is None else devices)
+        if len(devices) < mesh.size:
+            raise UserError(f"mesh {mesh}: needs {mesh.size} devices, found {len(devices)}")
+        sizes, names = tuple(axis.size for axis in mesh), mesh.names
+        kinds = (AxisType.Auto,) * len(
+            mesh
+        )  # the default kind, Explicit, would type every array by its sharding
+        return jax.make_mesh(sizes, names, axis_types=kinds, devices=devices[: mesh.size])
+
+    def place(self, inputs: Mapping[str, Any], source: Source | None = None) -> list[jax.Array]:
+        """The plan's inputs in order, each device receiving its part; weights are read one at a time."""
+        ports = self.plan.inputs
+        known = {port.name for port in ports if port.kind == "input"}
+        for name in inputs:
+            if name not in known:
+                raise UserError(
+                    f"input {name!r}: the plan has no such input; it has {', '.join(sorted(known))}"
+                )
+        with exact_types():
+            return [
+                self._place(port, self._find(port, inputs, source), axes)
+                for port, axes in zip(ports, self._in_specs, strict=True)
+            ]
+
+    def _find(self, port: Port, inputs: Mapping[str, Any], source: Source | None) -> np.ndarray:
+        if port.kind == "input":
+            if port.name not in inputs:
+                raise UserError(f"input {port.name!r}: missing, expected {port.type}")
+            return np.asarray(inputs[port.name])
+        if port.name in self.plan.constants:
+            return np.asarray(self.plan.constants[port.name])
+        if source is None:
+            raise UserError(f"{port.kind} {port.name!r}: no source of weights was given")
+        return np.asarray(source(port.name))
+
+    def _place(self, port: Port, array: np.ndarray, axes: PartitionSpec) -> jax.Array:
+        if array.shape != port.type.shape or str(array.dtype) != port.type.dtype:
+            found = f"{array.dtype}[{','.join(map(str, array.shape))}]"
+            raise UserError(f"{port.kind} {port.name!r}: expected {port.type}, found {found}")
+        sharding = NamedSharding(self.mesh, axes)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    def call(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """The plan's outputs in order, left where they are."""
+        with exact_types():
+            return list(self.compiled(*arrays))
+
+    def run(self, arrays: Sequence[jax.Array], *, check_replicas: bool = False) -> dict[str, np.ndarray]:
+        """The plan's outputs by name, whole."""
+        results = dict(zip((port.name for port in self.plan.outputs), self.call(arrays), strict=True))
+        if check_replicas:
+            for name, array in results.items():
+                require_equal_replicas(name, array)
+        return {name: gathered(array) for name, array in results.items()}
+
+    def blocks(self, arrays: Sequence[jax.Array], tensors: Sequence[str]) -> dict[str, np.ndarray]:
+        """Every device's part of the program's `tensors`; the leading dimensions are the mesh."""
+        sizes = tuple(axis.size for axis in self.plan.mesh)
+        every = PartitionSpec(self.plan.mesh.names)
+        function = jax.shard_map(
+            lambda *parts: tuple(part[None] for part in self._program(parts, tensors)),
+            mesh=self.mesh,
+            in_specs=self._in_specs,
+            out_specs=(every,) * len(tensors),
+            check_vma=False,
+        )
+        with exact_types():
+            results = jax.jit(function).lower(*arrays).compile(self.compiler_options)(*arrays)
+        whole = map(gathered, results)
+        return {name: x.reshape(*sizes, *x.shape[1:]) for name, x in zip(tensors, whole, strict=True)}
+
+    def stablehlo(self) -> str:
+        """The program's text, from types alone: needs no devices."""
+        sizes, names = tuple(axis.size for axis in self.plan.mesh), self.plan.mesh.names
+        mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+        with exact_types():
+            return self._jit(mesh).trace(*self._abstract(mesh)).lower(lowering_platforms=("cpu",)).as_text()
+
+    @cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        with exact_types():
+            return self._jit(self.mesh).lower(*self._abstract(self.mesh)).compile(self.compiler_options)
+
+    def _program(self, parts: Sequence[jax.Array], tensors: Iterable[str]) -> tuple[jax.Array, ...]:
+        values = {port.local: part for port, part in zip(self.plan.inputs, parts, strict=True)}
+        run_nodes(self.plan.nodes, values, self.plan.types, self.plan.mesh)
+        return tuple(values[name] for name in tensors)
+
+    def _jit(self, mesh: jax.sharding.Mesh | AbstractMesh) -> jax.stages.Wrapped:
+        results = [port.local for port in self.plan.outputs]
+        function = jax.shard_map(
+            lambda *parts: self._program(parts, results),
+            mesh=mesh,
+            in_specs=self._in_specs,
+            out_specs=self._out_specs,
+            check_vma=False,
+        )
+        return jax.jit(function, donate_argnums=self._donated)
+
+    def _abstract(self, mesh: jax.sharding.Mesh | AbstractMesh) -> list[jax.ShapeDtypeStruct]:
+        return [
+            jax.ShapeDtypeStruct(
+                port.type.shape, jnp.dtype(port.type.dtype), sharding=NamedSharding(mesh, axes)
+            )
+            for port, axes in zip(self.plan.inputs, self._in_specs, strict=True)
+        ]
+
+
+def lower(
+    plan: Plan,
+    devices: Sequence[jax.Device] | None = None,
+    *,
+    compiler_options: Options | None = None,
+    donate: Iterable[str] = (),
+) -> Executable:
+    """`devices`: by default the first that JAX has. `donate`: inputs whose memory outputs may take over."""
+    return Executable(plan, devices, compiler_options, donate)
+
+
+# ---------------------------------------------------------------- the same arithmetic in float64
+
+
+def widest(dtype: str) -> str:
+    return "float64" if dtype in FLOATING else dtype
+
+
+def widest_type(type: TensorType) -> TensorType:
+    return TensorType(type.shape, widest(type.dtype))
+
+
+def widest_node(node: Node) -> Node:
+    if node.op != "Cast" or node.is_collective:
+        return node
+    return replace(node, attributes={**node.attributes, "to": widest(node.attributes["to"])})
+
+
+def widest_array(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64) if str(array.dtype) in FLOATING else array
+
+
+def as_float64(plan: Plan) -> Plan:
+    """The plan with every floating tensor, constant and Cast to a floating type in float64."""
+    return replace(
+        plan,
+        inputs=tuple(replace(port, type=widest_type(port.type)) for port in plan.inputs),
+        outputs=tuple(replace(port, type=widest_type(port.type)) for port in plan.outputs),
+        nodes=tuple(map(widest_node, plan.nodes)),
+        types={name: widest_type(type) for name, type in plan.types.items()},
+        constants={name: widest_array(value) for name, value in plan.constants.items()},
+    )
