@@ -1,20 +1,28 @@
 """The extraction problem: one strategy per operator, conversions between the labels they leave and read.
 
-    minimise   sum_o cost_o(s_o) + sum_t sum_{q read by some consumer of t, q != p_t} d_t(p_t, q)
+    minimise   sum_o cost_o(s_o) + sum_t sum_{q read by some consumer of t} d_t(p_t, q)        Problem.cost
+    subject to sum_o memory_o(s_o) <= memory_limit                                            Problem.memory
 
-A *tensor* t has labels 0..L-1 (its placements) and a price table `d_t[p, q]` (seconds of the cheapest chain of
-collectives, 0 on the diagonal, inf where no chain exists). A copy is paid once however many consumers read it.
-An *operator* has one output tensor (or none: a graph output's sink), reads tensors through arcs, and owns
-strategies: (label of the output, label read on each arc, seconds, bytes held). A tensor has exactly one producer.
-`memory_limit` bounds the sum of the chosen strategies' bytes.
+A *tensor* t has labels 0..L-1 (its placements) and a price table `d_t[p, q]` (seconds of the cheapest chain
+of collectives, 0 on the diagonal, inf where no chain exists). A copy is paid once however many consumers read
+it. An *operator* has one output tensor (or none: a graph output's sink), reads tensors through arcs, and owns
+strategies: (label of the output, label read on each arc, seconds, bytes held). A tensor has exactly one
+producer, which comes before its consumers.
+
+The label -1 (`ABSENT`) means "not there": a strategy with `reads[s, a] == -1` does not read arc a, one with
+`out[s] == -1` does not compute its output, which is legal only if nobody reads it. `priced_with_absent` says
+so as two more lines of the price table: d(p, absent) = 0, d(absent, q) = inf.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+ABSENT = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +35,7 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """One choice: strategy s leaves label `out[s]`, reads `reads[s, a]` on arc a, costs `cost[s]`, holds `memory[s]`."""
+    """Strategy s leaves `out[s]`, reads `reads[s, a]` on arc a, costs `cost[s]` and holds `memory[s]`."""
 
     name: str
     output: int | None
@@ -36,6 +44,15 @@ class Operator:
     reads: NDArray[np.int32]
     cost: NDArray[np.float64]
     memory: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        count = len(self.cost)
+        shapes = (self.out.shape, self.reads.shape, self.memory.shape)
+        if count == 0 or shapes != ((count,), (count, len(self.arcs)), (count,)):
+            raise ValueError(
+                f"operator {self.name!r}: {count} costs and {len(self.arcs)} arcs, but out, reads and memory "
+                f"have shapes {shapes}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +63,24 @@ class Problem:
     operators: tuple[Operator, ...]
     memory_limit: float = np.inf
 
+    def __post_init__(self) -> None:
+        made: set[int] = set()
+        for operator in self.operators:
+            if missing := [self.tensors[t].name for t in operator.arcs if t not in made]:
+                raise ValueError(f"operator {operator.name!r} reads {missing} before their producer")
+            if operator.output in made:
+                raise ValueError(f"tensor {self.tensors[operator.output].name!r} has two producers")
+            if operator.output is not None:
+                made.add(operator.output)
+        if len(made) != len(self.tensors):
+            raise ValueError(f"{len(self.tensors) - len(made)} tensors have no producer")
+
     def consumers(self) -> list[list[tuple[int, int]]]:
         """For each tensor, its (operator, arc) readers in order."""
+        return self._readers
+
+    @cached_property
+    def _readers(self) -> list[list[tuple[int, int]]]:
         readers: list[list[tuple[int, int]]] = [[] for _ in self.tensors]
         for o, operator in enumerate(self.operators):
             for a, t in enumerate(operator.arcs):
@@ -57,15 +90,30 @@ class Problem:
     def cost(self, choice: NDArray[np.int64]) -> float:
         """The price of a complete choice, recomputed from scratch; inf if a conversion does not exist."""
         total = sum(float(o.cost[s]) for o, s in zip(self.operators, choice, strict=True))
-        label = {o.output: int(o.out[s]) for o, s in zip(self.operators, choice, strict=True) if o.output is not None}
+        label = {
+            o.output: int(o.out[s])
+            for o, s in zip(self.operators, choice, strict=True)
+            if o.output is not None
+        }
         for t, readers in enumerate(self.consumers()):
-            wanted = {int(self.operators[o].reads[choice[o], a]) for o, a in readers}
+            wanted = {int(self.operators[o].reads[choice[o], a]) for o, a in readers} - {ABSENT}
+            if wanted and label[t] == ABSENT:
+                return np.inf
             total += sum(float(self.tensors[t].conversion[label[t], q]) for q in sorted(wanted))
         return total
 
     def memory(self, choice: NDArray[np.int64]) -> float:
         """Bytes that the chosen strategies hold."""
         return sum(float(o.memory[s]) for o, s in zip(self.operators, choice, strict=True))
+
+
+def priced_with_absent(conversion: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The price table with a last row and column for `ABSENT`, so that indexing with -1 finds them."""
+    size = len(conversion)
+    table = np.full((size + 1, size + 1), np.inf)
+    table[:size, :size] = conversion
+    table[:, size] = 0.0
+    return table
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +132,7 @@ class Solution:
         return 0.0 if self.cost <= 0 else max(0.0, (self.cost - self.bound) / self.cost)
 
 
-class Infeasible(Exception):
+class Infeasible(Exception):  # noqa: N818
     """No choice fits; `smallest_memory` is the least limit for which one is known to."""
 
     def __init__(self, message: str, smallest_memory: float | None = None) -> None:

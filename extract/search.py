@@ -1,0 +1,511 @@
+"""Find a cheap choice and prove how cheap any choice can be.
+
+In: a Problem, and optionally `axes_of_labels[t][label, axis]`, a code of the label on each mesh axis.
+Out: a Solution whose cost was recomputed with Problem.cost and whose bound is proved (see dual.py).
+
+    plans      decode_forward, decode_backward   greedy in pass order, true prices behind, messages ahead
+               descend                           best single-operator moves until none helps
+               _Search.axis_search               free one mesh axis, then pairs, others as in the plan
+    pruning    _Search.prune                     a strategy goes if each choice with it is dearer than the plan
+    driver     _Search.run                       six hard double sweeps, probe; four soft ones, probe; repeat
+    survivors  _Search.finish                    the exact 0/1 program over the strategies left
+    memory     _Limited                          a price nu on memory, by secant; bound B(nu) - nu M
+
+Deterministic: ties go to the first strategy, HiGHS runs on one thread with a fixed seed, and limits count
+sweeps and nodes unless `seconds` is given. Missing: joint moves where no axes
+are named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .dual import Dual, Fan, Floats, Ints, PriceTables, Unit
+from .problem import ABSENT, Infeasible, Problem, Solution
+from .referee import solve_program
+
+HARD_SWEEPS = 6
+SOFT_SWEEPS = 4  # between two probes
+TEMPERATURES = np.concatenate(
+    [np.geomspace(0.5, 0.005, 16), np.geomspace(0.2, 0.002, 16)]
+)  # of B / #operators
+TINY_PAIRS = 3_000  # a 0/1 program of this many pairs takes milliseconds
+MOST_PAIRS = 60_000  # and one of this many, some seconds
+NODE_LIMIT = 2_000
+PRICE_STEPS = 14
+RELATIVE_DUST = 1e-9  # rounding of sums; differences below it are no differences
+
+Progress = Callable[[str, float, float, int], None]  # phase, best cost, bound, double sweeps so far
+
+
+def solve(
+    problem: Problem,
+    *,
+    axes_of_labels: Sequence[NDArray[np.int64]] | None = None,
+    gap: float = 1e-3,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Solution:
+    """The cheapest choice found and a bound; stops at cost - bound <= gap cost, or after `seconds`."""
+    deadline = np.inf if seconds is None else time.monotonic() + seconds
+    if not problem.operators:
+        return Solution(np.zeros(0, np.int64), 0.0, 0.0, "gap", 0)
+    limit = problem.memory_limit
+    free = _Search(dataclasses.replace(problem, memory_limit=np.inf), axes_of_labels, gap, deadline, progress)
+    solution = free.run()
+    if problem.memory(solution.choice) <= limit:
+        return solution
+    return _Limited(problem, free, deadline).run()
+
+
+# --- plans from messages ------------------------------------------------------------------------------------
+
+
+def _read_costs(unit: Unit, payable: dict[int, Floats]) -> Floats:
+    """What each strategy's reads cost at the prices `payable[t][column]`; one operator pays a copy once."""
+    total = np.zeros(len(unit.kept))
+    for j, read in enumerate(unit.reads):
+        term = payable[read.fan.tensor][read.groups.index]
+        for earlier in unit.reads[:j]:
+            if earlier.fan is read.fan:
+                term = np.where(earlier.groups.index == read.groups.index, 0.0, term)
+        total += term
+    return total
+
+
+def decode_forward(dual: Dual) -> Ints:
+    """Choose in topological order: true prices behind, messages ahead. Good after a backward pass."""
+    payable: dict[int, Floats] = {}
+    local = np.zeros(len(dual.units), dtype=np.int64)
+    for u, unit in enumerate(dual.units):
+        estimate = unit.cost + _read_costs(unit, payable)
+        if unit.fan is not None:
+            unit.fan.pull_x(dual.work, 0.0)
+            estimate += unit.fan.x.sum(0)[unit.out.index]
+        s = local[u] = np.argmin(estimate)
+        if unit.fan is not None:
+            payable[unit.fan.tensor] = unit.fan.price[unit.out.index[s]].copy()
+        for read in unit.reads:
+            payable[read.fan.tensor][read.groups.index[s]] = 0.0
+    return local
+
+
+def decode_backward(dual: Dual) -> Ints:
+    """Choose against topological order. Good after a forward pass."""
+    wanted = {t: np.zeros(len(fan.columns), dtype=bool) for t, fan in dual.fans.items()}
+    local = np.zeros(len(dual.units), dtype=np.int64)
+    for u in range(len(dual.units) - 1, -1, -1):
+        unit = dual.units[u]
+        estimate = unit.cost.copy()
+        if unit.fan is not None:
+            estimate += unit.fan.price[:, wanted[unit.fan.tensor]].sum(1)[unit.out.index]
+        for read in unit.reads:
+            read.fan.pull_y(read.k, dual.work, 0.0)
+            estimate += read.fan.y[read.k][read.groups.index]
+        s = local[u] = np.argmin(estimate)
+        for read in unit.reads:
+            wanted[read.fan.tensor][read.groups.index[s]] = True
+    return local
+
+
+class _Place:
+    """A complete choice with each tensor's label and copies, so that one operator's moves can be priced."""
+
+    def __init__(self, dual: Dual, local: Ints) -> None:
+        self.dual, self.local = dual, local.copy()
+        self.label: dict[int, int] = {}
+        self.readers = {t: np.zeros(len(fan.columns), dtype=np.int64) for t, fan in dual.fans.items()}
+        self.memory = 0.0
+        for unit, s in zip(dual.units, local, strict=True):
+            self._put(unit, s, 1)
+
+    def _put(self, unit: Unit, s: int, times: int) -> None:
+        self.memory += times * float(unit.memory[s])
+        if unit.fan is not None:
+            self.label[unit.fan.tensor] = unit.out.index[s]
+        for read in unit.reads:
+            self.readers[read.fan.tensor][read.groups.index[s]] += times
+
+    def moves(self, u: int, cost: Floats) -> Floats:
+        """The cost of everything that operator u's strategy touches, for each strategy."""
+        unit = self.dual.units[u]
+        total = cost.copy()
+        if unit.fan is not None:
+            read = self.readers[unit.fan.tensor] > 0
+            total += unit.fan.price[:, read].sum(1)[unit.out.index]
+        payable = {}
+        for read in unit.reads:
+            self.readers[read.fan.tensor][read.groups.index[self.local[u]]] -= 1
+        for read in unit.reads:
+            fan: Fan = read.fan
+            others = self.readers[fan.tensor] > 0
+            payable[fan.tensor] = np.where(others, 0.0, fan.price[self.label[fan.tensor]])
+        for read in unit.reads:
+            self.readers[read.fan.tensor][read.groups.index[self.local[u]]] += 1
+        return total + _read_costs(unit, payable)
+
+    def move(self, u: int, s: int) -> None:
+        """Let operator u use strategy s."""
+        self._put(self.dual.units[u], self.local[u], -1)
+        self._put(self.dual.units[u], s, 1)
+        self.local[u] = s
+
+
+def descend(dual: Dual, local: Ints, limit: float | None = None, rounds: int = 30) -> Ints:
+    """Improve by single-operator moves: priced memory, or with a limit true costs within it."""
+    place = _Place(dual, local)
+    for _ in range(rounds):
+        moved = False
+        for u, unit in enumerate(dual.units):
+            if len(unit.kept) == 1:
+                continue
+            now = place.local[u]
+            total = place.moves(u, unit.cost if limit is None else unit.price)
+            current = total[now]
+            if limit is not None:
+                total = np.where(place.memory - unit.memory[now] + unit.memory > limit, np.inf, total)
+            s = int(np.argmin(total))
+            if total[s] < current - 1e-12 * abs(current):
+                place.move(u, s)
+                moved = True
+        if not moved:
+            break
+    return place.local
+
+
+# --- the driver ---------------------------------------------------------------------------------------------
+
+
+class _Search:
+    """The search at one memory price nu; `best` fits in memory, `plan` is the best at the price nu."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        axes: Sequence[NDArray[np.int64]] | None,
+        gap: float,
+        deadline: float,
+        progress: Progress | None,
+    ) -> None:
+        self.problem, self.axes, self.gap = problem, axes, gap
+        self.deadline, self.progress = deadline, progress
+        self.tables = PriceTables()
+        self.nu, self.sweeps = 0.0, 0
+        self.best: Ints | None = None
+        self.best_cost, self.bound = np.inf, -np.inf
+        self.value_bound = -np.inf  # of cost + nu memory
+        self.dearest = _dearest(problem)
+        self.plan: Ints | None = None
+        self.plan_value = np.inf
+        self._codes: dict[tuple[int, tuple[int, ...]], Ints] = {}
+
+    # -- plans
+
+    def record(self, choice: Ints) -> bool:
+        """Keep a choice if it is the best that fits or the best at this price; say whether the latter."""
+        cost = self.problem.cost(choice)
+        if not np.isfinite(cost):
+            return False
+        memory = self.problem.memory(choice)
+        if memory <= self.problem.memory_limit and cost < self.best_cost:
+            self.best, self.best_cost = choice.copy(), cost
+        value = cost + self.nu * memory
+        better = value < self.plan_value - RELATIVE_DUST * abs(self.plan_value)
+        if better or self.plan is None:
+            self.plan, self.plan_value = choice.copy(), value
+            return True
+        return False
+
+    def offer(self, dual: Dual, local: Ints) -> bool:
+        """Descend from a decoded choice and record it; with a memory limit also a version that fits."""
+        local = descend(dual, local)
+        found = self.record(dual.globally(local))
+        if np.isfinite(self.problem.memory_limit):
+            fitted = descend(dual, local, self.problem.memory_limit)
+            self.record(dual.globally(fitted))
+        return found
+
+    # -- axis search
+
+    def _agreeing(self, keep: Sequence[Ints], free: tuple[int, ...]) -> list[Ints]:
+        """The kept strategies that leave and read what the plan does on every axis that is not free."""
+        result = []
+        for operator, kept, s in zip(self.problem.operators, keep, self.plan, strict=True):
+            fits = np.ones(len(kept), dtype=bool)
+            columns = [(t, operator.reads[:, a]) for a, t in enumerate(operator.arcs)]
+            if operator.output is not None:
+                columns.append((operator.output, operator.out))
+            for t, labels in columns:
+                code = self._frozen_code(t, free)
+                if labels[s] != ABSENT:
+                    mine = labels[kept]
+                    fits &= (code[mine] == code[labels[s]]) | (mine == ABSENT)
+            result.append(kept[fits])
+        return result
+
+    def _frozen_code(self, t: int, free: tuple[int, ...]) -> Ints:
+        """One number per label for its codes on the frozen axes."""
+        codes = self.axes[t]
+        key = (id(codes), free)
+        if key not in self._codes:
+            frozen = np.delete(np.asarray(codes), free, axis=1)
+            self._codes[key] = np.unique(frozen, axis=0, return_inverse=True)[1].reshape(-1)
+        return self._codes[key]
+
+    def axis_search(self, dual: Dual) -> None:
+        """Improve the plan with one mesh axis free, then two, until nothing helps."""
+        if self.axes is None or not self.problem.tensors:
+            return
+        count = np.asarray(self.axes[0]).shape[1]
+        for size in (1, 2):
+            neighbourhoods = list(itertools.combinations(range(count), size)) if size < count else []
+            since = 0
+            while neighbourhoods and since < len(neighbourhoods) and not self.late():
+                free = neighbourhoods[0]
+                neighbourhoods = [*neighbourhoods[1:], free]
+                since = 0 if self.improve(dual, self._agreeing(dual.keep, free)) else since + 1
+                if since == 0 and len(neighbourhoods) == 1:
+                    break
+
+    def improve(self, dual: Dual, keep: list[Ints], sweeps: int = 4) -> bool:
+        """Look for a better plan among `keep`, which holds the plan."""
+        before = self.plan_value
+        small = Dual(self.problem, keep, dual.dear, self.nu, self.tables)
+        for _ in range(sweeps):
+            small.forward()
+            self.offer(small, decode_backward(small))
+            small.backward()
+            self.offer(small, decode_forward(small))
+            if small.bound() >= self.plan_value * (1 - 1e-6):
+                break
+        return self.plan_value < before
+
+    # -- bounds
+
+    def late(self) -> bool:
+        """Is the time up?"""
+        return time.monotonic() > self.deadline
+
+    def closed(self) -> bool:
+        """Is the gap small enough?"""
+        return self.best is not None and self.best_cost - self.bound <= self.gap * abs(self.best_cost)
+
+    def lift(self, bound: float) -> None:
+        """A proved bound on all choices not yet known to cost more than the best."""
+        self.bound = max(self.bound, bound)
+
+    def start(self) -> Dual:
+        """All strategies, no messages, and a first plan that prices missing conversions."""
+        keep = [np.flatnonzero(np.isfinite(o.cost)) for o in self.problem.operators]
+        if empty := [o.name for o, k in zip(self.problem.operators, keep, strict=True) if not len(k)]:
+            raise Infeasible(f"operator {empty[0]!r} has no strategy of finite cost")
+        dual = Dual(self.problem, keep, 2 * self.dearest, self.nu, self.tables)
+        self.offer(dual, decode_forward(dual))
+        if self.plan is not None:
+            self.axis_search(dual)
+            dual = dual.restrict(keep, self.dear())
+        return dual
+
+    def dear(self) -> float:
+        """The price of a missing conversion: just above the best plan."""
+        return self.plan_value * (1 + 1e-3)
+
+    def double_sweep(self, dual: Dual, temperature: float = 0.0) -> None:
+        """Forward and backward."""
+        dual.forward(temperature)
+        dual.backward(temperature)
+        self.sweeps += 1
+
+    def probe(self, dual: Dual, soft: bool) -> Dual:
+        """One hard double sweep with plans, bound and pruning; a soft phase keeps its own messages."""
+        trial = dual.copy() if soft else dual
+        trial.forward()
+        found = self.offer(trial, decode_backward(trial))
+        trial.backward()
+        self.sweeps += 1
+        found |= self.offer(trial, decode_forward(trial))
+        if found:
+            self.axis_search(trial)
+        return self.prune(trial, dual)
+
+    def prune(self, trial: Dual, dual: Dual) -> Dual:
+        """Drop strategies that `trial` proves dearer than the best plan; returns `dual` over the rest."""
+        value, bounds = trial.strategy_bounds()
+        credit = self.nu * self.problem.memory_limit if self.nu else 0.0
+        self.value_bound = value
+        self.lift(value - credit)
+        worst = self.best_cost if self.best is not None else self.dearest
+        most = worst + credit + RELATIVE_DUST * max(abs(worst), abs(credit))
+        keep = [kept[b <= most] for kept, b in zip(trial.keep, bounds, strict=True)]
+        if self.progress:
+            self.progress("probe", self.best_cost, min(self.bound, self.best_cost), self.sweeps)
+        if any(not len(k) for k in keep):  # every choice costs at least the best plan
+            self.lift(self.best_cost)
+            return dual
+        before, after = sum(map(len, dual.keep)), sum(map(len, keep))
+        return dual.restrict(keep) if after < 0.95 * before or after < before <= TINY_PAIRS else dual
+
+    def finish(self, dual: Dual, most_pairs: int) -> bool:
+        """The exact program over the survivors, if small enough; says whether it ran."""
+        if dual.pairs() > most_pairs:
+            return False
+        seconds = None if np.isinf(self.deadline) else max(self.deadline - time.monotonic(), 0.1)
+        answer = solve_program(self.problem, dual.keep, node_limit=NODE_LIMIT, seconds=seconds)
+        if answer.choice is not None:
+            self.record(answer.choice)
+        self.lift(self.best_cost if answer.proved and answer.bound >= self.best_cost else answer.bound)
+        return True
+
+    def run(self) -> Solution:
+        """The driver of the module header."""
+        return self.solution(self.ascend(self.start()))
+
+    def ascend(self, dual: Dual) -> str:
+        """Sweep, probe and prune until closed; returns what stopped it."""
+        for _ in range(HARD_SWEEPS - 1):
+            self.double_sweep(dual)
+        dual = self.probe(dual, soft=False)
+        for temperatures in TEMPERATURES.reshape(-1, SOFT_SWEEPS):
+            if stopped := self._stopped(dual):
+                return stopped
+            if self._tight():
+                break
+            scale = max(self.value_bound, 0.0) / len(dual.units)
+            for temperature in temperatures:
+                self.double_sweep(dual, temperature * scale)
+            dual = self.probe(dual, soft=True)
+        if stopped := self._stopped(dual):
+            return stopped
+        return "survivors" if self.finish(dual, MOST_PAIRS) else "exhausted"
+
+    def _tight(self) -> bool:
+        """With a price on memory: is only the price's own gap left, which sweeps cannot close?"""
+        return self.nu > 0 and self.value_bound >= self.plan_value * (1 - self.gap / 4)
+
+    def _stopped(self, dual: Dual) -> str:
+        if self.closed():
+            return "gap"
+        if self.late():
+            return "seconds"
+        return "survivors" if self.finish(dual, TINY_PAIRS) else ""
+
+    def solution(self, stopped_by: str) -> Solution:
+        """Recompute the cost and close the books."""
+        if self.best is None:
+            raise Infeasible("no choice was found whose conversions all exist")
+        cost = self.problem.cost(self.best)
+        if abs(cost - self.best_cost) > RELATIVE_DUST * abs(cost):
+            raise AssertionError(f"the plan costs {cost}, the search said {self.best_cost}")
+        if self.bound > cost * (1 + 1e-6) + 1e-300:
+            raise AssertionError(f"bound {self.bound} above the plan's cost {cost}")
+        return Solution(self.best, cost, min(self.bound, cost), stopped_by, self.sweeps)
+
+
+def _dearest(problem: Problem) -> float:
+    """No legal choice costs more."""
+    total = sum(float(np.abs(o.cost[np.isfinite(o.cost)]).max(initial=0.0)) for o in problem.operators)
+    highest: dict[int, float] = {}
+    for t, readers in enumerate(problem.consumers()):
+        d = problem.tensors[t].conversion
+        if id(d) not in highest:
+            highest[id(d)] = float(d[np.isfinite(d)].max(initial=0.0))
+        total += highest[id(d)] * len(readers)
+    return total + 1e-300
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+
+class _Limited:
+    """The search under a memory limit M: max over nu of B(nu) - nu M, and the best plan that fits."""
+
+    def __init__(self, problem: Problem, free: _Search, deadline: float) -> None:
+        self.problem = problem
+        self.search = _Search(problem, free.axes, free.gap, deadline, free.progress)
+        self.search.tables, self.search.sweeps = free.tables, free.sweeps
+        self.search.bound = free.bound
+        self.free_plan = free.best
+
+    def run(self) -> Solution:
+        """Find a plan that fits, the price at which memory is worth its limit, and close from there."""
+        search = self.search
+        smallest = self._smallest()
+        keep = [np.flatnonzero(np.isfinite(o.cost)) for o in self.problem.operators]
+        dual = Dual(self.problem, keep, 2 * search.dearest, 0.0, search.tables)
+        search.record(dual.globally(descend(dual, dual.locally(smallest), self.problem.memory_limit)))
+        nu, dual = self._price(dual)
+        dual = self._reprice(dual, nu, [self.free_plan, search.best])
+        return search.solution(search.ascend(dual))
+
+    def _smallest(self) -> Ints:
+        """The choice that holds the fewest bytes, or Infeasible."""
+        seen: dict[int, Floats] = {}
+        for t in self.problem.tensors:
+            seen.setdefault(id(t.conversion), np.where(np.isfinite(t.conversion), 0.0, np.inf))
+        problem = Problem(
+            tuple(dataclasses.replace(t, conversion=seen[id(t.conversion)]) for t in self.problem.tensors),
+            tuple(
+                dataclasses.replace(o, cost=np.where(np.isfinite(o.cost), o.memory, np.inf))
+                for o in self.problem.operators
+            ),
+        )
+        search = _Search(problem, self.search.axes, 0.0, self.search.deadline, None)
+        solution = search.run()
+        if self.problem.memory(solution.choice) > self.problem.memory_limit:
+            raise Infeasible(
+                f"the memory limit is {self.problem.memory_limit:.0f} bytes; the smallest plan found holds "
+                f"{solution.cost:.0f}, and none holds less than {solution.bound:.0f}",
+                solution.cost,
+            )
+        return solution.choice
+
+    def _reprice(self, dual: Dual, nu: float, known: list[Ints]) -> Dual:
+        """Set the price of a byte; the known plans are compared again at it."""
+        search = self.search
+        search.nu, search.plan, search.plan_value, search.value_bound = nu, None, np.inf, -np.inf
+        for choice in known:
+            search.record(choice)
+        dual.price_memory(nu)
+        return dual.restrict(dual.keep, search.dear())
+
+    def _price(self, dual: Dual) -> tuple[float, Dual]:
+        """The price with the highest bound: where two plans' lines cost + nu memory meet, repeatedly."""
+        search, problem = self.search, self.problem
+        over, under = self.free_plan, search.best
+        best_nu, best_bound = 0.0, search.bound
+        for _ in range(PRICE_STEPS):
+            saved = problem.memory(over) - problem.memory(under)
+            nu = (problem.cost(under) - problem.cost(over)) / saved
+            if nu <= 0 or search.closed() or search.late():
+                break
+            dual = self._reprice(dual, nu, [over, under])
+            meeting = search.plan_value
+            self._look(dual)
+            bound = dual.bound() - nu * problem.memory_limit
+            search.lift(bound)
+            if bound > best_bound:
+                best_nu, best_bound = nu, bound
+            if search.plan_value >= meeting * (1 - 1e-7):
+                break
+            if problem.memory(search.plan) > problem.memory_limit:
+                over = search.plan
+            else:
+                under = search.plan
+        return best_nu, dual
+
+    def _look(self, dual: Dual, sweeps: int = 3) -> None:
+        """Plans at this price."""
+        search = self.search
+        for _ in range(sweeps):
+            dual.forward()
+            search.offer(dual, decode_backward(dual))
+            dual.backward()
+            search.offer(dual, decode_forward(dual))
+            search.sweeps += 1
+        search.axis_search(dual)
