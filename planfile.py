@@ -1,15 +1,39 @@
-"""The plan and its file format (docs/plan-format.md): see `Plan`, `save`, `load`."""
+"""The plan and its file: the explicit per-device program as extended ONNX (docs/plan-format.md).
+
+    save(plan, path)   one `.onnx` file, byte-identical for equal plans; written to a temporary name and renamed
+    load(path)         the same plan; UserError in one line for a file that is damaged, foreign or of another version
+
+Collectives are nodes of the domain `parallegg` (version DOMAIN_VERSION), whose schemas are registered with
+`onnx.defs`, so that ONNX's own checker reads plans. Mesh, layouts and the report are in `metadata_props`.
+Weights are never in the file; folded constants are, up to the size that the planner chose.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
+import math
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import helper, numpy_helper
 
-from .mesh import Layout, Mesh
-from .program import Node, TensorType
+from .mesh import Layout, Mesh, format_layout, parse_layout
+from .program import COLLECTIVE_DOMAIN, Node, TensorType, UserError
+
+FORMAT_VERSION = 1
+DOMAIN_VERSION = 1
+OPSET = 23
+IR_VERSION = 10
+PREFIX = "parallegg."
 
 
 @dataclass(frozen=True)
@@ -32,7 +56,8 @@ class Plan:
     """The explicit per-device program over a mesh.
 
     `nodes` compute on local shapes (`types`); collectives are nodes of the domain `parallegg` with the attributes
-    `axis`, and `dim`, `to_dim` or `reduction` where they apply. `inputs` and `outputs` say how logical tensors are laid out.
+    `axis`, and `dim`, `to_dim` or `reduction` where they apply. `inputs` and `outputs` say how logical tensors are laid
+    out. `constants` holds values by logical name (ports of kind "constant") or by local name (the program's scalars).
     """
 
     mesh: Mesh
@@ -42,3 +67,356 @@ class Plan:
     types: Mapping[str, TensorType]
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for port in (*self.inputs, *self.outputs):
+            local = TensorType(self.mesh.local_shape(port.type.shape, port.layout), port.type.dtype)
+            if self.types.get(port.local) != local:
+                raise ValueError(
+                    f"{port.kind} {port.name!r} as {format_layout(port.layout)} is {local}, but {port.local!r} is "
+                    f"{self.types.get(port.local)}"
+                )
+        known = {port.local for port in self.inputs} | set(self.constants)
+        for node in self.nodes:
+            missing = [name for name in node.inputs if name not in known]
+            if missing:
+                raise ValueError(f"node {node.name!r} reads {missing[0]!r}, which nothing before it computes")
+            untyped = [name for name in node.outputs if name not in self.types or name in known]
+            if untyped:
+                raise ValueError(f"node {node.name!r} writes {untyped[0]!r}, which has no type or is written twice")
+            known.update(node.outputs)
+        for port in self.outputs:
+            if port.local not in known:
+                raise ValueError(f"output {port.name!r} reads {port.local!r}, which nothing computes")
+
+
+# ------------------------------------------------------------------------------------------------ schemas
+
+
+@dataclass(frozen=True)
+class _Schema:
+    doc: str
+    attributes: tuple[tuple[str, str], ...] = ()
+    operands: int = 1
+
+
+_SCHEMAS = {
+    "AllReduce": _Schema(
+        "Every coordinate of the mesh axis gets the reduction (sum, mean, max, min) of the operands.",
+        (("axis", "STRING"), ("reduction", "STRING")),
+    ),
+    "AllGather": _Schema(
+        "Blocks of dimension dim, in coordinate order, put together.", (("axis", "STRING"), ("dim", "INT"))
+    ),
+    "ReduceScatter": _Schema(
+        "Each coordinate gets its block of dimension dim of the sum of the operands.",
+        (("axis", "STRING"), ("dim", "INT")),
+    ),
+    "AllToAll": _Schema(
+        "Blocks of dimension dim become whole; dimension to_dim is split instead.",
+        (("axis", "STRING"), ("dim", "INT"), ("to_dim", "INT")),
+    ),
+    "LocalSlice": _Schema(
+        "This coordinate's block of dimension dim of a replicated operand.", (("axis", "STRING"), ("dim", "INT"))
+    ),
+    "Include": _Schema("The operand on coordinate 0 of the mesh axis, zeros elsewhere.", (("axis", "STRING"),)),
+    "LocalIndices": _Schema(
+        "Indices into `rows` rows as indices into this coordinate's block of them; -1 where the row is elsewhere. "
+        "mode wrap: a negative index counts from the end; mode zero: it means elsewhere already.",
+        (("axis", "STRING"), ("rows", "INT"), ("mode", "STRING")),
+    ),
+    "GatherOrZero": _Schema("ONNX Gather, but a negative index gives zeros.", (("axis", "INT"),), operands=2),
+}
+
+
+@functools.cache
+def register_schemas() -> None:
+    """Make ONNX's checker and shape inference know the domain `parallegg`."""
+    numbers = [f"tensor({name})" for name in ("bool", "double", "float", "float16", "bfloat16", "int8", "int16", "int32", "int64")]
+    for name, schema in _SCHEMAS.items():
+        operands = [onnx.defs.OpSchema.FormalParameter(f"x{i}", f"T{i}") for i in range(schema.operands)]
+        types = [(f"T{i}", numbers, "") for i in range(schema.operands)]
+        attributes = [
+            onnx.defs.OpSchema.Attribute(key, getattr(onnx.defs.OpSchema.AttrType, type_), required=True)
+            for key, type_ in schema.attributes
+        ]
+        onnx.defs.register_schema(
+            onnx.defs.OpSchema(
+                name, COLLECTIVE_DOMAIN, DOMAIN_VERSION, doc=schema.doc, inputs=operands,
+                outputs=[onnx.defs.OpSchema.FormalParameter("y", "T0")], type_constraints=types, attributes=attributes,
+            )
+        )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ operands
+
+# Canonical attributes that ONNX wants as operands after the node's own, in order. "int64[]" is a vector, "int64" a
+# scalar, "int64[1]" a vector of one, "like" a scalar of the first operand's type; absent ones are left out.
+_OPERANDS: dict[str, tuple[tuple[str, str], ...]] = {
+    "Reshape": (("shape", "int64[]"),),
+    "Expand": (("shape", "int64[]"),),
+    "Slice": (("starts", "int64[]"), ("ends", "int64[]"), ("axes", "int64[]"), ("steps", "int64[]")),
+    "Tile": (("repeats", "int64[]"),),
+    "Pad": (("pads", "int64[]"), ("value", "like")),
+    "Clip": (("min", "like"), ("max", "like")),
+    "TopK": (("k", "int64[1]"),),
+    "OneHot": (("depth", "int64"),),
+    "CumSum": (("axis", "int64"),),
+    "Trilu": (("k", "int64"),),
+    **{f"Reduce{name}": (("axes", "int64[]"),) for name in ("Sum", "Mean", "Max", "Min", "Prod")},
+}
+# Attributes that ONNX needs beside the canonical ones, always with this value.
+_FIXED: dict[str, dict[str, Any]] = {
+    "Reshape": {"allowzero": 1},
+    **{f"Reduce{name}": {"noop_with_empty_axes": 1} for name in ("Sum", "Mean", "Max", "Min", "Prod")},
+}
+
+
+def _operand_value(style: str, value: Any, dtype: str) -> np.ndarray:
+    if style == "like":
+        return np.asarray(value).astype(helper.tensor_dtype_to_np_dtype(_elem_type(dtype)))
+    array = np.asarray(value, np.int64)
+    return array.reshape(1) if style == "int64[1]" else array
+
+
+def _attribute_value(style: str, array: np.ndarray) -> Any:
+    return tuple(int(v) for v in array) if style == "int64[]" else array.reshape(-1)[0].item()
+
+
+def onnx_node(node: Node, types: Mapping[str, TensorType]) -> tuple[onnx.NodeProto, list[onnx.TensorProto]]:
+    """A canonical node as an ordinary ONNX node (of opset OPSET), and the initializers that it needs."""
+    attributes, inputs, initializers = dict(node.attributes) | _FIXED.get(node.op, {}), list(node.inputs), []
+    if node.op == "Slice":
+        attributes["axes"] = tuple(range(types[node.inputs[0]].rank))
+    if node.op == "Cast":
+        attributes["to"] = _elem_type(attributes["to"])
+    for key, style in _OPERANDS.get(node.op, ()) if not node.domain else ():
+        if key not in attributes:
+            inputs.append("")
+            continue
+        name = f"{node.outputs[0]}:{key}"
+        array = _operand_value(style, attributes.pop(key), types[node.inputs[0]].dtype)
+        initializers.append(numpy_helper.from_array(array, name))
+        inputs.insert(1, name) if node.op == "OneHot" else inputs.append(name)
+    while inputs and inputs[-1] == "":
+        inputs.pop()
+    proto = helper.make_node(node.op, inputs, list(node.outputs), name=node.name, domain=node.domain)
+    for key in sorted(attributes):
+        proto.attribute.append(helper.make_attribute(key, attributes[key], attr_type=_attribute_type(attributes[key])))
+    return proto, initializers
+
+
+def _attribute_type(value: Any) -> int | None:
+    """An empty tuple says nothing of its elements; canonical ones hold integers."""
+    return onnx.AttributeProto.INTS if value == () else None
+
+
+def canonical_node(proto: onnx.NodeProto, values: Mapping[str, np.ndarray]) -> Node:
+    """The inverse of `onnx_node`; `values` are the file's initializers."""
+    attributes = {a.name: _plain(helper.get_attribute_value(a)) for a in proto.attribute}
+    for key in _FIXED.get(proto.op_type, {}):
+        attributes.pop(key, None)
+    inputs = list(proto.input)
+    styles = _OPERANDS.get(proto.op_type, ()) if not proto.domain else ()
+    if styles:
+        first = 1
+        extra = [inputs.pop(first) for _ in range(len(styles)) if len(inputs) > first]
+        for (key, style), name in zip(styles, extra, strict=False):
+            if name:
+                attributes[key] = _attribute_value(style, values[name])
+    if proto.op_type == "Slice":
+        del attributes["axes"]
+    if proto.op_type == "Cast":
+        attributes["to"] = str(helper.tensor_dtype_to_np_dtype(attributes["to"]))
+    return Node(proto.name, proto.op_type, tuple(inputs), tuple(proto.output), attributes, proto.domain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode()
+    return tuple(value) if isinstance(value, (list, tuple)) or hasattr(value, "__len__") and not isinstance(value, str) else value
+
+
+# ------------------------------------------------------------------------------------------------ saving
+
+
+def save(plan: Plan, path: str | Path) -> None:
+    """Write the plan; the file appears whole or not at all."""
+    path = Path(path)
+    data = to_bytes(plan)
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            file.write(data)
+        try:
+            Path(file.name).chmod(0o644)
+            os.replace(file.name, path)  # noqa: PTH105
+        except OSError:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def to_bytes(plan: Plan) -> bytes:
+    """The plan as a serialized ONNX model: equal plans give equal bytes."""
+    model = _model(plan)
+    props = {
+        "version": str(FORMAT_VERSION),
+        "mesh": str(plan.mesh),
+        "inputs": _compact([_port_fields(port) for port in plan.inputs]),
+        "outputs": _compact([_port_fields(port) for port in plan.outputs]),
+        "report": _compact(plan.metadata),
+    }
+    for key in sorted(props):
+        model.metadata_props.add(key=PREFIX + key, value=props[key])
+    model.metadata_props.add(key=f"{PREFIX}digest", value=_digest(model))
+    return model.SerializeToString(deterministic=True)
+
+
+def _model(plan: Plan) -> onnx.ModelProto:
+    register_schemas()
+    nodes: list[onnx.NodeProto] = []
+    initializers: list[onnx.TensorProto] = []
+    for node in plan.nodes:
+        proto, extra = onnx_node(node, plan.types)
+        nodes.append(proto)
+        initializers += extra
+    embedded = {port.local: port.name for port in plan.inputs if port.kind == "constant"}
+    initializers += [
+        numpy_helper.from_array(np.ascontiguousarray(plan.constants[name]).reshape(plan.constants[name].shape), _constant_name(name, plan))
+        for name in plan.constants
+    ]
+    ports = {port.local for port in (*plan.inputs, *plan.outputs)} | set(embedded)
+    infos = [_info(name, type_) for name, type_ in plan.types.items() if name not in ports and name not in plan.constants]
+    graph = helper.make_graph(
+        nodes,
+        str(plan.metadata.get("model", "plan")),
+        [_info(port.local, plan.types[port.local]) for port in plan.inputs],
+        [_info(port.local, plan.types[port.local]) for port in _distinct(plan.outputs)],
+        initializers,
+        value_info=infos,
+    )
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(COLLECTIVE_DOMAIN, DOMAIN_VERSION)]
+    return helper.make_model(graph, producer_name="parallegg", opset_imports=opsets, ir_version=IR_VERSION)
+
+
+def _constant_name(name: str, plan: Plan) -> str:
+    """A whole constant that ports cut up is stored beside them; a scalar is an ordinary initializer."""
+    return f"whole:{name}" if any(port.name == name and port.kind == "constant" for port in plan.inputs) else name
+
+
+def _distinct(ports: tuple[Port, ...]) -> list[Port]:
+    return list({port.local: port for port in ports}.values())
+
+
+def _port_fields(port: Port) -> dict[str, Any]:
+    return {
+        "name": port.name,
+        "kind": port.kind,
+        "dtype": port.type.dtype,
+        "shape": list(port.type.shape),
+        "layout": format_layout(port.layout),
+        "local": port.local,
+    }
+
+
+def _info(name: str, type_: TensorType) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, _elem_type(type_.dtype), type_.shape)
+
+
+@functools.cache
+def _elem_type(dtype: str) -> int:
+    if dtype == "bfloat16":
+        return onnx.TensorProto.BFLOAT16
+    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(model: onnx.ModelProto) -> str:
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------ loading
+
+
+def load(path: str | Path) -> Plan:
+    """Read a plan; checks its version, digest, mesh, names and shapes."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        return from_bytes(data)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: is not a consistent plan: {error}") from None
+
+
+def from_bytes(data: bytes) -> Plan:
+    """The plan in a serialized model; UserError or ValueError says what is wrong with it."""
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError:
+        raise UserError("is no ONNX file, or is damaged") from None
+    props = {p.key: p.value for p in model.metadata_props}
+    version = props.get(f"{PREFIX}version")
+    if version is None:
+        raise UserError("is no plan: an ONNX model without parallegg's metadata (or a damaged file)")
+    if version != str(FORMAT_VERSION):
+        raise UserError(f"has plan format version {version}; this version reads {FORMAT_VERSION}")
+    _check_digest(model, props.get(f"{PREFIX}digest"))
+    inputs, outputs = (tuple(map(_port, json.loads(props[PREFIX + key]))) for key in ("inputs", "outputs"))
+    initializers = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    nodes = tuple(canonical_node(proto, initializers) for proto in model.graph.node)
+    read = {name for node in nodes for name in node.inputs}
+    constants = {name.removeprefix("whole:"): v for name, v in initializers.items() if name.startswith("whole:") or name in read}
+    infos = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+    types = {info.name: _type(info) for info in infos}
+    types |= {name: TensorType(v.shape, str(v.dtype)) for name, v in initializers.items() if name in read}
+    mesh = Mesh.parse(props[f"{PREFIX}mesh"])
+    return Plan(mesh, inputs, outputs, nodes, types, constants, json.loads(props[f"{PREFIX}report"]))
+
+
+def _check_digest(model: onnx.ModelProto, digest: str | None) -> None:
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    del bare.metadata_props[:]
+    bare.metadata_props.extend(p for p in model.metadata_props if p.key != f"{PREFIX}digest")
+    if digest != _digest(bare):
+        raise UserError("is damaged or was edited: its content does not match its digest")
+
+
+def _port(fields: Mapping[str, Any]) -> Port:
+    type_ = TensorType(tuple(fields["shape"]), fields["dtype"])
+    return Port(fields["name"], fields["kind"], type_, parse_layout(fields["layout"]), fields["local"])
+
+
+def _type(info: onnx.ValueInfoProto) -> TensorType:
+    tensor = info.type.tensor_type
+    dtype = "bfloat16" if tensor.elem_type == onnx.TensorProto.BFLOAT16 else str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    return TensorType(tuple(d.dim_value for d in tensor.shape.dim), dtype)
+
+
+def check_model(plan: Plan, digest: str, types: Mapping[str, TensorType]) -> None:
+    """Refuse a plan that was made for another model or other shapes; `types` are the model's, by logical name."""
+    for port in (*plan.inputs, *plan.outputs):
+        found = types.get(port.name)
+        if found is None:
+            raise UserError(f"the plan's {port.kind} {port.name!r} is not in the model: it was made for another one")
+        if found != port.type:
+            raise UserError(f"the plan's {port.kind} {port.name!r} is {port.type}, the model's is {found}; give the same --shape")
+    planned = plan.metadata.get("model_digest")
+    if planned is not None and planned != digest:
+        raise UserError("the plan was made for another model: its digest differs (same tensors, different operators)")
+
+
+def human_bytes(count: float) -> str:
+    """`12.5 MB`: decimal units, as hardware data sheets use them."""
+    exponent = 0 if count < 1000 else min(int(math.log10(count) // 3), 5)
+    return f"{count / 1000**exponent:.4g} {['B', 'kB', 'MB', 'GB', 'TB', 'PB'][exponent]}"

@@ -20,7 +20,7 @@ from typing import Any
 from ..mesh import Mesh
 from ..program import COLLECTIVE_DOMAIN, TensorType
 from .operators import infer
-from .terms import Head, decode
+from .terms import RESULT, Head, decode
 
 COMMUNICATING = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
 
@@ -30,7 +30,8 @@ def infer_local(head: Head, operands: tuple[TensorType, ...], mesh: Mesh) -> Ten
     op, attributes, domain = decode(head)
     if domain == COLLECTIVE_DOMAIN:
         return _infer_own(op, attributes, operands, mesh)
-    return infer(op, attributes, operands)[0]
+    result = attributes.pop(RESULT, 0)  # which result of an operator with several
+    return infer(op, attributes, operands)[result]
 
 
 def _infer_own(op: str, attributes: Mapping[str, Any], operands: tuple[TensorType, ...], mesh: Mesh) -> TensorType:

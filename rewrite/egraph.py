@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from egglog.bindings import EGraph
 
@@ -18,8 +18,7 @@ from ..rules import RuleBook
 from .terms import Head, Value
 
 
-@dataclass(frozen=True)
-class ENode:
+class ENode(NamedTuple):
     """A constructor with attributes over e-classes."""
 
     head: Head

@@ -97,10 +97,8 @@ class _Graph:
 
     def finish_axis(self, index: int) -> None:
         self._saturate("analysis")
-        frozen = Frozen(self.egraph, self.book)
-        facts = _types_between(frozen, index + 1, self.mesh)
-        if facts:
-            self._include("\n".join(facts))
+        if index + 1 < len(self.mesh):
+            self._include("\n".join(_types_between(Frozen(self.egraph, self.book), index + 1, self.mesh)))
             self._saturate("analysis")
 
     def read(self, stopped_by: str) -> Space:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..program import COLLECTIVE_DOMAIN, Node, TensorType, UserError
 from .operators import OPERATORS
 
+RESULT = "result"  # attribute of a term: which result of an operator with several
+
 Value = int | float | str | tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """A constructor with its attributes: a term without its operands."""
 
     constructor: str

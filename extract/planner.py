@@ -1,0 +1,214 @@
+"""The planner: a graph, a mesh and a hardware profile in; a plan with cost, bound and memory out.
+
+    kinds -> saturated space (in a worker) -> extraction problem -> solution -> program -> metadata
+`prepare` stops after the problem (the sampler and the tests draw other choices from it); `make_plan` goes to the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..mesh import Layout, Mesh, Shard
+from ..planfile import Plan
+from ..program import UserError
+from ..rewrite.graph import Graph
+from ..rewrite.kinds import applications
+from ..rewrite.worker import saturate_in_worker
+from ..rules import RuleBook, load_rules
+from .build import Model, build
+from .emit import Memory, collective_table, emit, memory_use
+from .hardware import Hardware
+from .problem import Infeasible, Solution
+from .search import solve
+
+GAP = 1e-3  # the search stops when it has proved this
+MEMORY_ROUNDS = 6
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Limits of one planning run; counts, not seconds, so that the same input gives the same plan."""
+
+    node_limit: int = 2_000_000
+    saturation_seconds: float = 600.0
+    search_seconds: float | None = None
+    gap: float = GAP
+
+
+class DoesNotFit(UserError):
+    """No plan fits in the device memory (exit code 1)."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with the report that `plan --json` prints."""
+
+    plan: Plan
+    report: Mapping[str, object]
+    warnings: tuple[str, ...]
+
+
+def make_plan(
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    *,
+    book: RuleBook | None = None,
+    memory_bytes: int | None = None,
+    pins: Mapping[str, Layout] | None = None,
+    options: Options | None = None,
+    progress: Progress = lambda _: None,
+) -> Planned:
+    """The cheapest plan found, its proved bound, and what it holds and sends.
+
+    `memory_bytes` bounds what one device holds at once (default: the profile's memory); raises DoesNotFit with the
+    smallest limit known to be feasible.
+    """
+    options = options or Options()
+    book = book or load_rules()
+    start = time.monotonic()
+    model = prepare(graph, mesh, hardware, book=book, pins=pins, options=options, progress=progress)
+    searching = time.monotonic()
+    limit = memory_bytes or hardware.memory_bytes
+    solution, plan, rules, memory = _within(model, limit, options, progress)
+    report = _report(model, solution, memory, hardware, limit, searching - start, time.monotonic() - searching)
+    plan = replace(plan, metadata=_metadata(model, solution, memory, hardware, book, rules))
+    report["collectives"] = collective_table(plan)
+    return Planned(plan, report, tuple(_idle_axes(model)))
+
+
+def prepare(
+    graph: Graph,
+    mesh: Mesh,
+    hardware: Hardware,
+    *,
+    book: RuleBook,
+    pins: Mapping[str, Layout] | None = None,
+    options: Options | None = None,
+    progress: Progress = lambda _: None,
+) -> Model:
+    """Saturate the graph's operators and state the extraction problem."""
+    options = options or Options()
+    parts, types = applications(graph)
+    kinds = list(dict.fromkeys(part.kind for part in parts))
+    used = dict.fromkeys([*(types[name] for name in graph.leaves), *(types[part.tensor] for part in parts)])
+    progress(f"saturating {len(kinds)} kinds of {len(parts)} operators")
+    space = saturate_in_worker(
+        kinds, used, mesh, book, node_limit=options.node_limit, seconds=options.saturation_seconds, progress=progress
+    )
+    progress("pricing strategies")
+    return build(graph, parts, types, space, mesh, hardware, pins=pins)
+
+
+def _within(
+    model: Model, limit: int, options: Options, progress: Progress
+) -> tuple[Solution, Plan, frozenset[str], Memory]:
+    """Solve with leaves bounded by what the rest of the program leaves of `limit`; the bound holds for the leaves alone.
+
+    The extraction problem bounds what stays for the whole step. What is alive in between is known once the program is:
+    its excess tightens the bound, a few times.
+    """
+    budget = float(limit)
+    bound = None
+    for _ in range(MEMORY_ROUNDS):
+        try:
+            solution = _solve(model, budget, options, progress)
+        except Infeasible as problem:
+            raise _does_not_fit(limit, problem) from None
+        bound = solution.bound if bound is None else bound
+        plan, rules = emit(model, solution.choice)
+        memory = memory_use(plan)
+        if memory.peak <= limit:
+            return replace(solution, bound=min(bound, solution.cost)), plan, rules, memory
+        held = model.problem.memory(solution.choice)
+        budget = min(budget, held) - max(1.0, min(memory.peak - limit, 0.5 * held))
+        if budget <= 0:
+            break
+    raise DoesNotFit(f"no plan found that holds at most {limit} bytes a device; the last one needs {memory.peak}")
+
+
+def _solve(model: Model, budget: float, options: Options, progress: Progress) -> Solution:
+    def tell(phase: str, cost: float, bound: float, sweeps: int) -> None:
+        progress(f"{phase}: cost {cost:.4g} s, bound {bound:.4g} s, {sweeps} sweeps")
+
+    return solve(
+        replace(model.problem, memory_limit=budget),
+        axes_of_labels=[axes.astype(np.int64) for axes in model.label_axes],
+        gap=options.gap,
+        seconds=options.search_seconds,
+        progress=tell,
+    )
+
+
+def _does_not_fit(limit: int, problem: Infeasible) -> DoesNotFit:
+    smallest = problem.smallest_memory
+    hint = "" if smallest is None else f"; inputs and weights alone need {int(smallest)}"
+    return DoesNotFit(f"no plan holds at most {limit} bytes a device{hint}")
+
+
+def _report(
+    model: Model, solution: Solution, memory: Memory, hardware: Hardware, limit: int, saturation_s: float, search_s: float
+) -> dict[str, object]:
+    space = model.space
+    return {
+        "model": model.graph.name,
+        "mesh": str(model.mesh),
+        "hardware": hardware.name,
+        "cost_s": solution.cost,
+        "bound_s": solution.bound,
+        "gap": solution.gap,
+        "saturated": space.saturated,
+        "stopped_by": solution.stopped_by if space.saturated else space.stopped_by,
+        "saturation_s": saturation_s,
+        "search_s": search_s,
+        "memory_bytes": memory.peak,
+        "parameter_bytes": memory.parameters,
+        "memory_limit_bytes": limit,
+        "operators": len(model.applications),
+        "kinds": len(model.offers),
+        "enodes": space.enodes,
+        "eclasses": space.eclasses,
+    }
+
+
+def _metadata(
+    model: Model, solution: Solution, memory: Memory, hardware: Hardware, book: RuleBook, rules: frozenset[str]
+) -> dict[str, object]:
+    """What the plan file keeps: nothing that depends on the clock."""
+    return {
+        "model": model.graph.name,
+        "model_digest": model.graph.digest,
+        "rules_digest": book.digest,
+        "rules": sorted(rules),
+        "hardware": hardware.name,
+        "cost_s": solution.cost,
+        "bound_s": solution.bound,
+        "gap": solution.gap,
+        "saturated": model.space.saturated,
+        "stopped_by": solution.stopped_by if model.space.saturated else model.space.stopped_by,
+        "memory_bytes": memory.peak,
+    }
+
+
+def _idle_axes(model: Model) -> list[str]:
+    """Axes that can split no tensor of the model."""
+    idle = []
+    for i, axis in enumerate(model.mesh):
+        offered = any(isinstance(layout[i], Shard) for ls in model.space.layouts.values() for layout in ls)
+        if axis.size > 1 and not offered:
+            idle.append(f"mesh axis {axis.name!r} of size {axis.size} divides no dimension of any tensor: it splits nothing")
+    return idle
+
+
+def random_plan(model: Model, choice: NDArray[np.int64]) -> Plan:
+    """The plan of any legal choice, without cost or bound."""
+    plan, rules = emit(model, choice)
+    metadata = {"model": model.graph.name, "model_digest": model.graph.digest, "rules": sorted(rules)}
+    return replace(plan, metadata=metadata)

@@ -1,0 +1,102 @@
+"""Saturation in a process of its own, which can be killed: egglog has no time limit and no memory limit.
+
+`saturate_in_worker(...)` takes and gives what `saturation.saturate` does. The child is `python -m` this module; it
+reads a pickled request from standard input and answers with pickled messages on standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from ..mesh import Mesh
+from ..program import TensorType, UserError
+from ..rules import RuleBook
+from .saturation import saturate
+from .space import Kind, Space
+
+GRACE_SECONDS = 20.0  # between asking the worker to stop and killing it
+
+
+class WorkerFailed(UserError):
+    """The worker was stopped by its time limit, or died (of memory, usually)."""
+
+
+def saturate_in_worker(
+    kinds: Sequence[Kind],
+    types: Iterable[TensorType],
+    mesh: Mesh,
+    book: RuleBook,
+    *,
+    node_limit: int,
+    seconds: float,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Space:
+    """`saturate`, in a child process that is killed when it does not answer in time."""
+    command = [sys.executable, "-m", "parallegg.rewrite.worker"]
+    request = pickle.dumps((list(kinds), list(types), mesh, book, node_limit, seconds))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        killer = threading.Timer(seconds + GRACE_SECONDS, child.kill)
+        killer.start()
+        try:
+            return _converse(child, request, progress, seconds)
+        finally:
+            killer.cancel()
+            child.kill()
+
+
+def _converse(child: subprocess.Popen[bytes], request: bytes, progress: Callable[[str], None], seconds: float) -> Space:
+    assert child.stdin and child.stdout and child.stderr
+    errors: list[bytes] = []
+    reader = threading.Thread(target=lambda: errors.append(child.stderr.read()), daemon=True)  # type: ignore[union-attr]
+    reader.start()
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(request)
+        child.stdin.close()
+    while True:
+        try:
+            tag, value = pickle.load(child.stdout)
+        except EOFError:
+            code = child.wait()
+            reader.join(timeout=1)
+            if code == -9:
+                raise WorkerFailed(
+                    f"saturation was stopped after {seconds:.0f} s or ran out of memory; fewer rules, a smaller mesh or a"
+                    " lower node limit help"
+                ) from None
+            raise RuntimeError(f"the saturation worker failed:\n{b''.join(errors).decode(errors='replace')}") from None
+        if tag == "progress":
+            progress(value)
+        elif tag == "error":
+            raise value
+        else:
+            return value
+
+
+def _serve() -> None:
+    # Whatever a library prints must not end up between the messages.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    kinds, types, mesh, book, node_limit, seconds = pickle.load(sys.stdin.buffer)
+
+    def send(tag: str, value: object) -> None:
+        pickle.dump((tag, value), out, protocol=pickle.HIGHEST_PROTOCOL)
+        out.flush()
+
+    try:
+        space = saturate(
+            kinds, types, mesh, book, node_limit=node_limit, seconds=seconds, progress=lambda text: send("progress", text)
+        )
+    except UserError as error:
+        send("error", error)
+    else:
+        send("space", space)
+
+
+if __name__ == "__main__":
+    _serve()
