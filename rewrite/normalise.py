@@ -228,7 +228,7 @@ def _prelu_1(call: Call) -> str:
 @onnx_op("Mod")
 def _mod(call: Call) -> str:
     fmod = call.attribute("fmod", 0)
-    need(fmod or not call.type(0).floating, "floating operands need fmod=1")
+    need(fmod or not call.type(0).floating or call.opset >= 28, "floating operands need fmod=1 before opset 28")
     return call.emit("Mod", call[0], call[1], fmod=fmod)
 
 
@@ -971,7 +971,8 @@ def _space_to_depth(call: Call) -> str:
     b = call.attribute("blocksize")
     need(b > 0 and h % b == 0 and w % b == 0, f"blocks of {b} x {b} do not divide {h} x {w}")
     x = call.reshape(call[0], (n, c, h // b, b, w // b, b), label="split")
-    x = call.emit("Transpose", x, perm=(0, 3, 5, 1, 2, 4))
+    column_first = call.attribute("mode", "DCR") == "DCR"  # the other mode exists since opset 28
+    x = call.emit("Transpose", x, perm=(0, 3, 5, 1, 2, 4) if column_first else (0, 1, 3, 5, 2, 4))
     return call.reshape(x, (n, c * b * b, h // b, w // b), label="join")
 
 
@@ -1086,7 +1087,9 @@ def _range(call: Call) -> str:
     need(bool(delta.any()), "delta is zero")
     count = max(math.ceil((limit.item() - start.item()) / delta.item()), 0)
     need(count < 2**28, f"the range has {count} elements")
-    return _value(call, (start.reshape(()) + np.arange(count) * delta.reshape(())).astype(start.dtype))
+    work = np.dtype(np.float32) if start.dtype.itemsize == 2 and start.dtype.kind not in "iu" else start.dtype
+    values = np.arange(count).astype(work) * delta.reshape(()).astype(work) + start.reshape(()).astype(work)
+    return _value(call, values.astype(start.dtype))
 
 
 @onnx_op("EyeLike")

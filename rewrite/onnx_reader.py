@@ -4,8 +4,8 @@ In: a path and, for symbolic or overridden inputs, shapes.  Out: a Graph of cano
 file.  One pass in the file's order:
   input types     shapes given, then symbols bound by them              _InputTypes
   each node       canonical operators by its opset (normalise), folding what follows from constants (builder)
-  If              the branch its constant condition takes, inlined
-  no row          the operator's ONNX function body, if it has one, inlined by onnx.inliner
+  If              the branch its constant condition takes, inlined              _branch
+  no row          the operator's ONNX function body, if it has one, inlined     _function
   outputs         compared with the declared types
 `value_info` is never read: every type is inferred again, so an overridden shape leaves nothing stale.
 Every failure is a UserError: file, node, expected, found, remedy.
@@ -15,16 +15,16 @@ Missing: Loop, Scan, custom domains, sparse initializers; see normalise for oper
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.inliner
-from onnx import defs, helper
 
 from ..program import FLOATING, TensorType, UserError
 from .builder import Builder
+from .functions import function_body
 from .graph import Graph, fill_value
 from .model_file import dtype_name, has_data, read_model, tensor_type, tensor_value
 from .normalise import Call, lookup
@@ -38,8 +38,18 @@ def load(path: str | Path, shapes: Mapping[str, Sequence[int]] | None = None) ->
     return _Reader(path, read_model(path), shapes or {}).read()
 
 
+@dataclass
+class _Scope:
+    """What ONNX names mean where nodes are read: the main graph (depth 0) or an inlined body."""
+
+    names: dict[str, str]  # ONNX name -> tensor of the builder; "" for an optional operand left out
+    prefix: str  # put before the names of tensors and nodes
+    depth: int
+    opset: int
+
+
 class _Reader:
-    """One model on its way into a Builder; `scope` maps ONNX names to the builder's tensors."""
+    """One model on its way into a Builder."""
 
     def __init__(self, path: Path, model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
         self.path, self.model, self.shapes = path, model, shapes
@@ -54,7 +64,7 @@ class _Reader:
         graph = self.model.graph
         scope = {tensor: tensor for tensor in self._leaves(graph)}
         self.depth = dict.fromkeys(scope, 0)
-        self._walk(graph.node, scope)
+        self._walk(graph.node, _Scope(scope, "", 0, self.opset))
         outputs = {}
         for output in graph.output:
             if output.name not in scope:
@@ -93,36 +103,34 @@ class _Reader:
         else:
             self.builder.stored(tensor.name, kind, lambda: tensor_value(tensor, self.path))
 
-    def _filled_weight(self, node: onnx.NodeProto, scope: dict[str, str]) -> bool:
-        """A ConstantOfShape over a shape stored in the file stands for a weight (as in models stripped of weights)."""
+    def _filled_weight(self, node: onnx.NodeProto, scope: _Scope) -> bool:
+        """A float ConstantOfShape over a shape stored in the file stands for a weight (in models stripped of them)."""
         if node.op_type != "ConstantOfShape" or not node.input or node.input[0] not in self.stored:
             return False
         fill = fill_value(node)
-        shape = self.builder.known(scope[node.input[0]])
+        shape = self.builder.known(scope.names[node.input[0]])
         if fill.dtype.name not in FLOATING or shape is None or np.prod(shape, initial=1) <= 1:
             return False
         name = node.output[0]
         self.builder.weight(name, TensorType(tuple(map(int, shape.reshape(-1))), fill.dtype.name))
-        scope[name] = name
+        scope.names[name] = name
         self.depth[name] = 0
         return True
 
     # -------------------------------------------------------------------------------------------- nodes
 
-    def _walk(
-        self, nodes: Sequence[onnx.NodeProto], scope: dict[str, str], prefix: str = "", depth: int = 0
-    ) -> None:
-        """Add nodes in order. In the main graph a tensor keeps its name; in an inlined body it gets `prefix`."""
+    def _walk(self, nodes: Iterable[onnx.NodeProto], scope: _Scope) -> None:
+        """Add nodes in order."""
         for node in nodes:
-            if depth == 0 and self._filled_weight(node, scope):
+            if scope.depth == 0 and self._filled_weight(node, scope):
                 continue
-            name = prefix + (node.name or f"{node.op_type}_{self.count}")
+            name = scope.prefix + (node.name or f"{node.op_type}_{self.count}")
             self.count += 1
             before = len(self.builder.nodes)
-            results = self._convert(node, name, scope, depth)
+            results = self._convert(node, name, scope)
             for output, tensor in zip(node.output, results, strict=False):
                 if output:
-                    scope[output] = self._name(tensor, prefix + output, before, depth)
+                    scope.names[output] = self._name(tensor, scope.prefix + output, before, scope.depth)
 
     def _name(self, tensor: str, wanted: str, before: int, depth: int) -> str:
         """Rename a tensor that this node made; one that was there before keeps its name."""
@@ -134,19 +142,20 @@ class _Reader:
         self.depth[wanted] = depth
         return wanted
 
-    def _convert(self, node: onnx.NodeProto, name: str, scope: dict[str, str], depth: int) -> tuple[str, ...]:
+    def _convert(self, node: onnx.NodeProto, name: str, scope: _Scope) -> tuple[str, ...]:
         """The tensors that are the node's outputs."""
         where = f"{self.path}, node {name!r} ({node.op_type})"
         for tensor in node.input:
-            if tensor and tensor not in scope:
+            if tensor and tensor not in scope.names:
                 raise UserError(f"{where}: operand {tensor!r} is made by nothing before it")
-        inputs = [scope[tensor] if tensor else "" for tensor in node.input]
-        call = Call(self.builder, node, name, inputs, self.opset)
+        inputs = [scope.names[tensor] if tensor else "" for tensor in node.input]
+        call = Call(self.builder, node, name, inputs, scope.opset)
+        standard = node.domain in STANDARD_DOMAINS
         try:
-            if node.op_type == "If" and node.domain in STANDARD_DOMAINS:
-                return self._branch(call, scope, depth)
-            normalise = lookup(node.op_type, self.opset) if node.domain in STANDARD_DOMAINS else None
-            results = normalise(call) if normalise else self._function(call, where, depth)
+            if standard and node.op_type == "If":
+                return self._branch(call, scope)
+            normalise = lookup(node.op_type, scope.opset) if standard else None
+            results = normalise(call) if normalise else self._function(call, scope, where)
         except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError) as error:
             raise UserError(f"{where}: {_text(error)}{self._hint(error)}") from error
         return (results,) if isinstance(results, str) else results
@@ -162,57 +171,33 @@ class _Reader:
 
     # ------------------------------------------------------------------------------------ inlined bodies
 
-    def _branch(self, call: Call, scope: dict[str, str], depth: int) -> tuple[str, ...]:
+    def _branch(self, call: Call, scope: _Scope) -> tuple[str, ...]:
         """The outputs of the branch an If takes; the other branch is not even looked at."""
-        taken = bool(call.static(0, "the condition of If").reshape(-1)[0])
+        taken = bool(call.static(0, "the condition").reshape(-1)[0])
         body = call.attribute("then_branch" if taken else "else_branch")
-        inner = dict(scope)
+        inner = _Scope(dict(scope.names), f"{call.name}/", scope.depth + 1, scope.opset)
         for tensor in body.initializer:
-            inner[tensor.name] = self.builder.constant(
-                tensor_value(tensor, self.path), f"{call.name}/{tensor.name}"
-            )
-        self._walk(body.node, inner, f"{call.name}/", depth + 1)
-        return tuple(inner[output.name] for output in body.output)
+            value = tensor_value(tensor, self.path)
+            inner.names[tensor.name] = self.builder.constant(value, f"{call.name}/{tensor.name}")
+        self._walk(body.node, inner)
+        return tuple(inner.names[output.name] for output in body.output)
 
-    def _function(self, call: Call, where: str, depth: int) -> tuple[str, ...]:
+    def _function(self, call: Call, scope: _Scope, where: str) -> tuple[str, ...]:
         """The outputs of an operator without a row, by its ONNX function body."""
-        body = self._function_body(call)
-        if body is None:
-            domain = call.node.domain or "ai.onnx"
+        domain = call.node.domain or "ai.onnx"
+        versions = {o.domain: o.version for o in self.model.opset_import}
+        version = scope.opset if domain == "ai.onnx" else versions.get(domain, 0)
+        found = function_body(call, version)
+        if found is None:
             raise UserError(
-                f"{where}: no rule knows operator {call.node.op_type!r} of domain {domain!r}, opset "
-                f"{self._opset_of(call.node.domain)}; add it by a rule file (--rules) and its function (--operators)"
+                f"{where}: no rule knows operator {call.node.op_type!r} of domain {domain!r}, opset {version}; "
+                "add it by a rule file (--rules) and its Python function (--operators)"
             )
-        inner = {f"in{i}": tensor for i, tensor in enumerate(call.inputs)}
-        self._walk(body.node, inner, f"{call.name}/", depth + 1)
-        return tuple(inner[output.name] if call.wants(i) else "" for i, output in enumerate(body.output))
-
-    def _opset_of(self, domain: str) -> int | str:
-        if domain in STANDARD_DOMAINS:
-            return self.opset
-        return next((o.version for o in self.model.opset_import if o.domain == domain), "unknown")
-
-    def _function_body(self, call: Call) -> onnx.GraphProto | None:
-        """A model of only this node, inlined; None if the operator is not a function of others."""
-        domain = "" if call.node.domain in STANDARD_DOMAINS else call.node.domain
-        if not defs.has(call.node.op_type, domain):
-            return None
-        node = onnx.NodeProto()
-        node.CopyFrom(call.node)
-        del node.input[:], node.output[:]
-        node.input.extend(f"in{i}" if tensor else "" for i, tensor in enumerate(call.inputs))
-        node.output.extend(f"out{i}" if call.wants(i) else "" for i in range(len(call.node.output)))
-        operands = [_value_info(f"in{i}", call.type(i)) for i, tensor in enumerate(call.inputs) if tensor]
-        results = [onnx.ValueInfoProto(name=name) for name in node.output]
-        graph = helper.make_graph([node], call.name, operands, results)
-        model = helper.make_model(graph, opset_imports=list(self.model.opset_import), ir_version=10)
-        try:
-            chosen = [(domain, call.node.op_type)]
-            inlined = onnx.inliner.inline_selected_functions(model, chosen, inline_schema_functions=True)
-        except Exception as error:  # the C++ inliner raises several kinds
-            raise ValueError(f"its function body cannot be inlined: {_text(error)}") from error
-        unchanged = len(inlined.graph.node) == 1 and inlined.graph.node[0].op_type == call.node.op_type
-        return None if unchanged else inlined.graph
+        body, opset = found
+        operands = [*call.inputs, *[""] * len(body.input)]
+        inner = _Scope(dict(zip(body.input, operands, strict=False)), f"{call.name}/", scope.depth + 1, opset)
+        self._walk(body.node, inner)
+        return tuple(inner.names[output] if call.wants(i) else "" for i, output in enumerate(body.output))
 
     # ------------------------------------------------------------------------------------------- outputs
 
@@ -220,8 +205,8 @@ class _Reader:
         """The declared type must be the inferred one; sizes may be stale where the user overrode a shape."""
         declared = output.type.tensor_type
         if declared.elem_type and dtype_name(declared.elem_type) != found.dtype:
-            raise UserError(f"{self.path}: output {output.name!r} is declared {dtype_name(declared.elem_type)}, "
-                            f"but its nodes make {found}")  # fmt: skip
+            name = dtype_name(declared.elem_type)
+            raise UserError(f"{self.path}: output {output.name!r} is declared {name}, but its nodes make {found}")
         if self.shapes or not declared.HasField("shape"):
             return
         sizes = [d.dim_value if d.HasField("dim_value") else None for d in declared.shape.dim]
@@ -254,7 +239,8 @@ class _InputTypes:
         for value in self.inputs:
             if value.name in self.shapes:
                 self._bind(value)
-        return {value.name: TensorType(self._shape(value), self._dtype(value)) for value in self.inputs}
+        dtypes = {value.name: self._dtype(value) for value in self.inputs}
+        return {value.name: TensorType(self._shape(value), dtypes[value.name]) for value in self.inputs}
 
     def _dtype(self, value: onnx.ValueInfoProto) -> str:
         if not value.type.HasField("tensor_type"):
@@ -308,8 +294,8 @@ class _InputTypes:
     def _positive(self, value: onnx.ValueInfoProto, position: int, size: int) -> int:
         if size < 1:
             raise UserError(
-                f"{self.path}: input {value.name!r}: dimension {position} has size {size}; every size must be positive: "
-                f"give them by --shape {value.name}={_example(value)}"
+                f"{self.path}: input {value.name!r}: dimension {position} has size {size}, which is not positive: "
+                f"give another by --shape {value.name}={_example(value)}"
             )
         return size
 
@@ -337,12 +323,6 @@ def _example(value: onnx.ValueInfoProto) -> str:
         fixed = dim.HasField("dim_value") and dim.dim_value > 0
         sizes.append(dim.dim_value if fixed else 128 if sizes else 8)
     return "x".join(map(str, sizes))
-
-
-def _value_info(name: str, kind: TensorType) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(
-        name, helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape
-    )
 
 
 def _text(error: BaseException) -> str:
