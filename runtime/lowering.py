@@ -1,9 +1,9 @@
 """A plan as one JAX program: `jax.jit(jax.shard_map(...))` over its mesh, node by node on local shapes.
 
 In: a `Plan`, whose ports say how every logical tensor is split (Partial is not allowed at a port).
-Out: an `Executable` that places data, runs, and prints its StableHLO without devices or data; `evaluate` runs
-a flat program on one device. A wrong feed, too few devices, an unknown operator, or a node whose result is
-not what the plan's types say, raise `UserError` naming it.
+Out: an `Executable` that places data, runs, and prints its StableHLO without devices or data; `evaluate` (and
+`flat_program`, to run it again) runs a flat program on one device. A wrong feed, too few devices, an unknown
+operator, or a node whose result is not what the plan's types say, raise `UserError` naming it.
     dimension split by several axes      spec(): JAX, like `mesh.py`, has the earlier axis outermost
     the value that blocks stand for      assemble(): concatenate Shard, sum Partial, compare Replicate
     a plan's arithmetic in float64       as_float64()
@@ -50,18 +50,24 @@ def include(a: Options, size: int, x: jax.Array) -> jax.Array:
     return jnp.where(lax.axis_index(a["axis"]) == 0, x, jnp.zeros_like(x))
 
 
-def shard_gather(a: Options, size: int, rows: jax.Array, indices: jax.Array) -> jax.Array:
-    """Gather along `dim`, of which this coordinate holds one block; rows of other blocks count as zero."""
-    held = rows.shape[a["dim"]]
-    indices = jnp.where(indices < 0, indices + held * size, indices)
+def local_indices(a: Options, size: int, indices: jax.Array) -> jax.Array:
+    """Into this coordinate's block of `rows`, -1 for elsewhere (as a negative index is in mode "zero")."""
+    held = a["rows"] // size
+    if a["mode"] == "wrap":
+        indices = jnp.where(indices < 0, indices + a["rows"], indices)
     local = indices - (lax.axis_index(a["axis"]) * held).astype(indices.dtype)
-    inside = (local >= 0) & (local < held)
-    found = gather({"axis": a["dim"]}, rows, jnp.where(inside, local, 0))
-    inside = inside.reshape(*(1,) * a["dim"], *inside.shape, *(1,) * (rows.ndim - 1 - a["dim"]))
-    return jnp.where(inside, found, jnp.zeros_like(found))
+    return jnp.where((indices >= 0) & (local >= 0) & (local < held), local, -1)
 
 
-REDUCE = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
+def gather_or_zero(a: Options, rows: jax.Array, indices: jax.Array) -> jax.Array:
+    """Gather along `axis` (a dimension here), zero for a negative index."""
+    dim = a["axis"]
+    found = gather({"axis": dim}, rows, jnp.maximum(indices, 0))
+    present = (indices >= 0).reshape(*(1,) * dim, *indices.shape, *(1,) * (rows.ndim - 1 - dim))
+    return jnp.where(present, found, jnp.zeros_like(found))
+
+
+REDUCE = {"sum": lax.psum, "mean": lax.pmean, "max": lax.pmax, "min": lax.pmin}
 
 COLLECTIVES: dict[str, Callable[..., jax.Array]] = {
     "AllReduce": lambda a, size, x: REDUCE[a.get("reduction", "sum")](x, a["axis"]),
@@ -74,26 +80,27 @@ COLLECTIVES: dict[str, Callable[..., jax.Array]] = {
     ),
     "LocalSlice": local_slice,
     "Include": include,
-    "ShardGather": shard_gather,
+    "LocalIndices": local_indices,
 }
 
 
 def apply(node: Node, arrays: Sequence[jax.Array], mesh: Mesh | None) -> tuple[jax.Array, ...]:
-    """The results of one node on this device; a collective over an axis of one device does nothing."""
+    """The results of one node on this device."""
     if not node.is_collective:
         if node.op not in JAX:
             raise UserError(f"node {node.name!r}: operator {node.op!r} has no JAX function")
         results = JAX[node.op](node.attributes, *arrays)
-    else:
-        if node.op not in COLLECTIVES:
-            raise UserError(f"node {node.name!r}: {node.op!r} is not a collective")
-        axis = node.attributes["axis"]
-        if mesh is None or axis not in mesh.names:
-            raise UserError(f"node {node.name!r} ({node.op}): mesh {mesh} has no axis {axis!r}")
-        if mesh[axis].size == 1 and node.op != "ShardGather":
-            return (arrays[0],)
-        results = COLLECTIVES[node.op](node.attributes, mesh[axis].size, *arrays)
-    return results if isinstance(results, tuple) else (results,)
+        return results if isinstance(results, tuple) else (results,)
+    if node.op == "GatherOrZero":  # its `axis` is a dimension
+        return (gather_or_zero(node.attributes, *arrays),)
+    if node.op not in COLLECTIVES:
+        raise UserError(f"node {node.name!r}: {node.op!r} is not an operator of the domain {node.domain!r}")
+    axis = node.attributes["axis"]
+    if mesh is None or axis not in mesh.names:
+        raise UserError(f"node {node.name!r} ({node.op}): mesh {mesh} has no axis {axis!r}")
+    if mesh[axis].size == 1 and node.op != "LocalIndices":
+        return (arrays[0],)  # nothing moves
+    return (COLLECTIVES[node.op](node.attributes, mesh[axis].size, *arrays),)
 
 
 def run_nodes(
@@ -132,6 +139,29 @@ def needed(nodes: Sequence[Node], outputs: Iterable[str]) -> list[Node]:
     return kept[::-1]
 
 
+def flat_program(
+    nodes: Sequence[Node], outputs: Iterable[str], *, compiler_options: Options | None = None
+) -> Callable[[Mapping[str, Any]], dict[str, np.ndarray]]:
+    """From leaves to the named tensors of a program without collectives, compiled once for one device."""
+    outputs = tuple(dict.fromkeys(outputs))
+    nodes = needed(nodes, outputs)
+    read = {name for node in nodes for name in node.inputs}.union(outputs)
+
+    def program(feeds: dict[str, jax.Array]) -> list[jax.Array]:
+        known = dict(feeds)
+        run_nodes(nodes, known)
+        return [known[name] for name in outputs]
+
+    jitted = jax.jit(program, compiler_options=dict(compiler_options or {}))
+
+    def run(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        with exact_types():
+            results = jitted({name: value for name, value in values.items() if name in read})
+            return dict(zip(outputs, map(np.asarray, results), strict=True))
+
+    return run
+
+
 def evaluate(
     nodes: Sequence[Node],
     values: Mapping[str, Any],
@@ -139,20 +169,8 @@ def evaluate(
     *,
     compiler_options: Options | None = None,
 ) -> dict[str, np.ndarray]:
-    """The named tensors of a program without collectives, compiled as one program for one device."""
-    outputs = tuple(dict.fromkeys(outputs))
-    nodes = needed(nodes, outputs)
-    read = {name for node in nodes for name in node.inputs}.union(outputs)
-    feeds = {name: value for name, value in values.items() if name in read}
-
-    def program(feeds: dict[str, jax.Array]) -> list[jax.Array]:
-        known = dict(feeds)
-        run_nodes(nodes, known)
-        return [known[name] for name in outputs]
-
-    with exact_types():
-        compiled = jax.jit(program).lower(feeds).compile(dict(compiler_options or {}))
-        return dict(zip(outputs, map(np.asarray, compiled(feeds)), strict=True))
+    """The tensors named `outputs` of a program without collectives, given its leaves, on one device."""
+    return flat_program(nodes, outputs, compiler_options=compiler_options)(values)
 
 
 # ---------------------------------------------------------------- layouts
@@ -162,10 +180,6 @@ def spec(mesh: Mesh, port: Port) -> PartitionSpec:
     """Which axes split each dimension, the earlier axis outermost."""
     if Partial() in port.layout:
         raise UserError(f"{port.kind} {port.name!r}: layout {format_layout(port.layout)} has a Partial axis")
-    try:
-        mesh.local_shape(port.type.shape, port.layout)
-    except ValueError as error:
-        raise UserError(f"{port.kind} {port.name!r}: {error}") from None
     pairs = list(zip(mesh.names, port.layout, strict=True))
     return PartitionSpec(
         *(tuple(axis for axis, placement in pairs if placement == Shard(d)) for d in range(port.type.rank))
@@ -231,6 +245,9 @@ class Executable:
         self.compiler_options = dict(compiler_options or {})
         self._devices = devices
         self._donated = tuple(i for i, port in enumerate(plan.inputs) if port.name in set(donate))
+        # Constants without a port are the same on every device and part of the program.
+        ports = {port.name for port in plan.inputs}
+        self._scalars = {name: value for name, value in plan.constants.items() if name not in ports}
         self._in_specs = tuple(spec(plan.mesh, port) for port in plan.inputs)
         self._out_specs = tuple(spec(plan.mesh, port) for port in plan.outputs)
 
@@ -321,7 +338,10 @@ class Executable:
             return self._jit(self.mesh).lower(*self._abstract(self.mesh)).compile(self.compiler_options)
 
     def _program(self, parts: Sequence[jax.Array], tensors: Iterable[str]) -> tuple[jax.Array, ...]:
-        values = {port.local: part for port, part in zip(self.plan.inputs, parts, strict=True)}
+        values = {name: jnp.asarray(value) for name, value in self._scalars.items()}
+        values |= {port.local: part for port, part in zip(self.plan.inputs, parts, strict=True)}
+        fed = {port.name for port in self.plan.inputs}
+        values |= {name: jnp.asarray(v) for name, v in self.plan.constants.items() if name not in fed}
         run_nodes(self.plan.nodes, values, self.plan.types, self.plan.mesh)
         return tuple(values[name] for name in tensors)
 

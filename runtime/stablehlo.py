@@ -2,8 +2,8 @@
 
 In: the text (`Executable.stablehlo()`), the mesh.  Out: {(kind, axes): (count, payload_bytes)}, axes being
 the mesh axis that the replica groups vary over (several joined by "+", in mesh order), payload the operands'
-bytes on one device. A function counts as often as it is called, a loop as often as it runs where the text says
-so (`lax.scan`: from 0 while less than a constant, by 1).
+bytes on one device. A function counts as often as it is called, a loop as often as it runs where the text
+says so (`lax.scan`: from 0 while less than a constant, by 1).
 StableHLO and not the compiled program, because XLA:CPU widens bfloat16 collectives.
 Groups of one device move nothing and are skipped; a collective of another kind, or in a loop whose trip count
 is not in the text, raises ValueError rather than be missed.
