@@ -1,10 +1,10 @@
 """Builds a graph node by node, folding what is known.
 
-In: canonical operators in topological order (`emit`), values (`constant`), leaves.  Out: a `Graph` (`finish`) without
-dead nodes and with equal constants merged.
-A tensor is *known* when its value follows from constants alone.  A node whose operands are all known and at most
-FOLD_BYTES each, and whose result is too, becomes a known tensor; a node that changes nothing becomes its operand.
-Weights are never known, so arithmetic on them stays.
+In: canonical operators in topological order (`emit`), values (`constant`), leaves.  Out: a `Graph` (`finish`)
+without dead nodes and with equal constants merged.
+A tensor is *known* when its value follows from constants alone.  A node becomes a known tensor if its
+operands are all known and neither they nor its result exceed FOLD_BYTES; one that changes nothing becomes its
+operand.  Weights are never known, so arithmetic on them stays.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Builder:
         self.types: dict[str, TensorType] = {}
         self.values: dict[str, np.ndarray] = {}
         self.pending: dict[str, Callable[[], np.ndarray]] = {}  # known, read from the file at first use
+        self.weights: dict[str, Callable[[], np.ndarray]] = {}  # not known, but can be read from the file
         self.nodes: list[Node] = []
         self.inputs: list[str] = []
         self._reserved = reserved
@@ -41,8 +42,10 @@ class Builder:
         self.types[name] = kind
         self.inputs.append(name)
 
-    def weight(self, name: str, kind: TensorType) -> None:
+    def weight(self, name: str, kind: TensorType, read: Callable[[], np.ndarray] | None = None) -> None:
         self.types[name] = kind
+        if read is not None:
+            self.weights[name] = read
 
     def stored(self, name: str, kind: TensorType, read: Callable[[], np.ndarray]) -> None:
         """A known tensor whose value is read when it is first needed."""
@@ -54,6 +57,11 @@ class Builder:
         if name in self.pending:
             self.values[name] = self.pending.pop(name)()
         return self.values.get(name)
+
+    def static(self, name: str) -> np.ndarray | None:
+        """The value of an operand that becomes an attribute: known, or a weight's value in the file."""
+        value = self.known(name)
+        return self.weights[name]() if value is None and name in self.weights else value
 
     def constant(self, value: np.ndarray, name: str) -> str:
         """A new known tensor."""
@@ -141,7 +149,7 @@ class Builder:
         return tensor not in self.values and tensor not in self.pending
 
     def _name_outputs(self, outputs: dict[str, str]) -> tuple[str, ...]:
-        """Give each output's tensor the name the model gives it; what no node makes, or is taken, is copied."""
+        """Give each output's tensor the model's name for it; what no node makes, or is taken, is copied."""
         made = {tensor for node in self.nodes for tensor in node.outputs}
         names: dict[str, str] = {}  # tensor -> the output it became
         final = []

@@ -1,7 +1,7 @@
 """NumPy kernels of the canonical operators that occur in constant subgraphs: shapes, masks, position tables.
 
-In: attributes and operand values.  Out: the result, or a tuple of results.  `KERNELS` has no row for an operator that
-is never worth folding (convolutions, normalisations): such a node simply stays in the graph.
+In: attributes and operand values.  Out: the result, or a tuple of results.  `KERNELS` has no row for an
+operator that is never worth folding (convolutions, normalisations): such a node simply stays in the graph.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ def _mod(a: Attributes, x: Array, y: Array) -> Array:
     return np.fmod(x, y) if a["fmod"] else np.mod(x, y)
 
 
+def _is_inf(a: Attributes, x: Array) -> Array:
+    return (np.isposinf(x) & bool(a["detect_positive"])) | (np.isneginf(x) & bool(a["detect_negative"]))
+
+
 def _clip(a: Attributes, x: Array) -> Array:
     if "min" in a:
         x = np.maximum(x, np.asarray(a["min"], x.dtype))
@@ -69,8 +73,15 @@ def _gather(a: Attributes, data: Array, indices: Array) -> Array:
     return np.take(data, _indices(indices, data.shape[a["axis"]]), axis=a["axis"])
 
 
+def _elements_index(data: Array, indices: Array, axis: int) -> tuple[Array, ...]:
+    """The positions that indices beside `axis` name; they may cover less than the data."""
+    index = list(np.indices(indices.shape))
+    index[axis] = _indices(indices, data.shape[axis])
+    return tuple(index)
+
+
 def _gather_elements(a: Attributes, data: Array, indices: Array) -> Array:
-    return np.take_along_axis(data, _indices(indices, data.shape[a["axis"]]), axis=a["axis"])
+    return data[_elements_index(data, indices, a["axis"])]
 
 
 def _nd_index(data: Array, indices: Array) -> tuple[Array, ...]:
@@ -98,13 +109,11 @@ def _scatter_nd(a: Attributes, data: Array, indices: Array, updates: Array) -> A
 
 
 def _scatter_elements(a: Attributes, data: Array, indices: Array, updates: Array) -> Array:
-    out, axis = data.copy(), a["axis"]
-    index = list(np.indices(indices.shape))
-    index[axis] = _indices(indices, data.shape[axis])
+    out, index = data.copy(), _elements_index(data, indices, a["axis"])
     if a["reduction"] == "none":
-        out[tuple(index)] = updates
+        out[index] = updates
     else:
-        _SCATTER[a["reduction"]].at(out, tuple(index), updates)
+        _SCATTER[a["reduction"]].at(out, index, updates)
     return out
 
 
@@ -174,7 +183,7 @@ KERNELS: dict[str, Kernel] = {
     "Relu": _as_x(lambda x: np.maximum(x, 0)),
     "Not": lambda a, x: ~x,
     "IsNaN": lambda a, x: np.isnan(x),
-    "IsInf": lambda a, x: (np.isposinf(x) & bool(a["detect_positive"])) | (np.isneginf(x) & bool(a["detect_negative"])),
+    "IsInf": _is_inf,
     "Clip": _clip,
     "Cast": lambda a, x: x.astype(np.dtype(a["to"])),
     "Add": lambda a, x, y: x + y,

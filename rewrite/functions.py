@@ -1,8 +1,8 @@
 """Function bodies of ONNX operators that are defined by other operators.
 
-In: a `Call` without a row in normalise.  Out: the nodes of its body with the call's attributes filled in, and the
-opset they are written in, which may be older than the model's.  onnx.inliner does the same for whole models, but
-leaves out attributes that have their default and fails on optional operands that are left out.
+In: a `Call` without a row in normalise.  Out: the nodes of its body with the call's attributes filled in, and
+the opset they are written in, which may be older than the model's.  onnx.inliner does the same for whole
+models, but leaves out attributes that have their default and fails on optional operands that are left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A logical graph: canonical nodes over named, statically typed tensors.
 
-In: what a reader or a rewrite produced.  Out: a validated `Graph` with a digest, and its weights' values on demand.
-A tensor is exactly one of: an input (fed at every step), a parameter (a float weight in the model file), a constant
-(a value the graph carries: folded masks, scalars, integer tables), a node's output.
+In: what a reader or a rewrite produced.  Out: a validated `Graph` with a digest, and its weights' values on
+demand.  A tensor is exactly one of: an input (fed at every step), a parameter (a float weight in the model
+file), a constant (a value the graph carries: folded masks, scalars, integer tables), a node's output.
 `digest` covers nodes, types and constants, not weights' values nor names of the graph and file.
 """
 
@@ -127,7 +127,7 @@ def _constant_source(graph: Graph) -> Callable[[str], np.ndarray]:
 
 
 def fill_value(node: onnx.NodeProto) -> np.ndarray:
-    """The one value a ConstantOfShape node repeats, as a 0-d array (float32 zero unless it says otherwise)."""
+    """The value a ConstantOfShape node repeats, as a 0-d array (float32 zero unless it says otherwise)."""
     for attribute in node.attribute:
         if attribute.name == "value":
             return numpy_helper.to_array(attribute.t).reshape(())

@@ -1,7 +1,7 @@
 """The ONNX file: reading it, and the values of its tensors one at a time.
 
-In: a path.  Out: a `ModelProto` without external data and with local functions inlined (`read_model`), and the
-value of one stored tensor (`tensor_value`), whose external data is read by offset, for that tensor only.
+In: a path.  Out: a `ModelProto` without external data and with local functions inlined (`read_model`),
+and the value of one stored tensor (`tensor_value`), whose external data is read by offset, for it alone.
 Every failure is a `UserError` naming the file.
 """
 
@@ -55,9 +55,8 @@ def dtype_name(elem_type: int) -> str:
     except (KeyError, TypeError, ValueError):
         name = "object"
     if name not in ITEM_BYTES:
-        known = TensorProto.DataType.values()
-        label = TensorProto.DataType.Name(elem_type) if elem_type in known else str(elem_type)  # type: ignore[arg-type]
-        raise ValueError(f"element type {label} is not supported")
+        labels = {number: label for label, number in TensorProto.DataType.items()}
+        raise ValueError(f"element type {labels.get(elem_type, elem_type)} is not supported")
     return name
 
 
@@ -105,13 +104,12 @@ def _external_value(tensor: TensorProto, path: Path) -> np.ndarray:
             stream.seek(offset)
             data = stream.read(count * dtype.itemsize)
     except OSError as error:
-        raise UserError(
-            f"{path}: the data of tensor {tensor.name!r} is in {file.name!r}, which cannot be read: {error.strerror}"
-        ) from error
+        where = f"{path}: the data of tensor {tensor.name!r} is in {file.name!r}"
+        raise UserError(f"{where}, which cannot be read: {error.strerror}") from error
     if len(data) != count * dtype.itemsize:
         raise UserError(
-            f"{path}: tensor {tensor.name!r} needs {count * dtype.itemsize} bytes at offset {offset} of {file.name!r}, "
-            f"which ends after {len(data)} of them"
+            f"{path}: tensor {tensor.name!r} needs {count * dtype.itemsize} bytes at offset {offset} of "
+            f"{file.name!r}, which ends after {len(data)} of them"
         )
     return np.frombuffer(data, dtype.newbyteorder("<") if dtype.kind in "iuf" else dtype).reshape(
         tuple(tensor.dims)

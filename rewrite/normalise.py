@@ -1,10 +1,10 @@
 """From ONNX operators of any opset to canonical ones: one small function per operator and behaviour.
 
 In: a `Call`, one ONNX node whose operands have static types.  Out: the tensors that are its outputs, made by
-`call.emit`.  `lookup` takes the greatest reviewed `since` that is at most the model's opset; a new opset that changes
-nothing needs no row.  An operator without a row may still be a function of others (see onnx_reader).
+`call.emit`.  `lookup` takes the greatest reviewed `since` that is at most the model's opset; an opset that
+changes nothing needs no row.  An operator without a row may still be a function of others (see functions).
 A ValueError says what does not fit; the reader adds file and node.
-Missing: training-mode BatchNormalization and Dropout, pooling indices, Resize by other than whole factors (nearest),
+Missing: training-mode BatchNormalization and Dropout, pooling indices, Resize but by whole factors (nearest),
 recurrent networks, Loop and Scan, quantisation, sequences, strings.
 """
 
@@ -63,7 +63,7 @@ class Call:
 
     def static(self, i: int, what: str) -> np.ndarray:
         """The value of an operand that must be known when planning."""
-        value = self.builder.known(self[i])
+        value = self.builder.static(self[i])
         if value is None:
             raise ValueError(
                 f"{what} depends on data (tensor {self[i]!r}); shapes must be known before running"
@@ -139,9 +139,10 @@ def _single(value: float) -> float:
 # ---------------------------------------------------------------------------------------- elementwise
 
 UNARY = (
-    "Abs Neg Exp Log Sqrt Reciprocal Floor Ceil Round Sign Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Sigmoid Relu Erf "
-    "Softplus Softsign Not IsNaN HardSwish Mish"
-).split()
+    "Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Floor", "Ceil", "Round", "Sign", "Sin", "Cos", "Tan",
+    "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Sigmoid", "Relu", "Erf", "Softplus", "Softsign",
+    "Not", "IsNaN", "HardSwish", "Mish",
+)  # fmt: skip
 PARAMETRIC: dict[str, dict[str, Any]] = {  # attributes with their defaults
     "Gelu": {"approximate": "none"},
     "LeakyRelu": {"alpha": 0.01},
@@ -152,7 +153,7 @@ PARAMETRIC: dict[str, dict[str, Any]] = {  # attributes with their defaults
     "Selu": {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
     "IsInf": {"detect_negative": 1, "detect_positive": 1},
 }
-BROADCASTING = "Add Sub Mul Div And Or Xor Equal Less Greater".split()
+BROADCASTING = ("Add", "Sub", "Mul", "Div", "And", "Or", "Xor", "Equal", "Less", "Greater")
 
 
 @onnx_op(*UNARY)
@@ -228,7 +229,9 @@ def _prelu_1(call: Call) -> str:
 @onnx_op("Mod")
 def _mod(call: Call) -> str:
     fmod = call.attribute("fmod", 0)
-    need(fmod or not call.type(0).floating or call.opset >= 28, "floating operands need fmod=1 before opset 28")
+    need(
+        fmod or not call.type(0).floating or call.opset >= 28, "floating operands need fmod=1 before opset 28"
+    )
     return call.emit("Mod", call[0], call[1], fmod=fmod)
 
 
@@ -1041,7 +1044,7 @@ def _resize(call: Call) -> str:
     return _repeat(call, factors)
 
 
-# ---------------------------------------------------------------------------------- values from shapes and numbers
+# ------------------------------------------------------------------------- values from shapes and numbers
 
 
 def _value(call: Call, array: np.ndarray) -> str:

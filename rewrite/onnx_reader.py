@@ -1,7 +1,7 @@
 """Read an ONNX file as a `Graph` with static shapes.
 
-In: a path and, for symbolic or overridden inputs, shapes.  Out: a Graph of canonical operators; weights stay in the
-file.  One pass in the file's order:
+In: a path and, for symbolic or overridden inputs, shapes.  Out: a Graph of canonical operators; weights stay
+in the file.  One pass in the file's order:
   input types     shapes given, then symbols bound by them              _InputTypes
   each node       canonical operators by its opset (normalise), folding what follows from constants (builder)
   If              the branch its constant condition takes, inlined              _branch
@@ -93,18 +93,22 @@ class _Reader:
         return list(self.builder.types)
 
     def _initializer(self, tensor: onnx.TensorProto) -> None:
-        """A float tensor of several elements is a weight; the value of any other is read when it is needed."""
+        """A float tensor of several elements is a weight; another's value is read when it is needed."""
         try:
             kind = tensor_type(tensor)
         except ValueError as error:
             raise UserError(f"{self.path}: initializer {tensor.name!r}: {error}") from error
+
+        def read() -> np.ndarray:
+            return tensor_value(tensor, self.path)
+
         if kind.floating and (kind.size > 1 or not has_data(tensor, self.path)):
-            self.builder.weight(tensor.name, kind)
+            self.builder.weight(tensor.name, kind, read)
         else:
-            self.builder.stored(tensor.name, kind, lambda: tensor_value(tensor, self.path))
+            self.builder.stored(tensor.name, kind, read)
 
     def _filled_weight(self, node: onnx.NodeProto, scope: _Scope) -> bool:
-        """A float ConstantOfShape over a shape stored in the file stands for a weight (in models stripped of them)."""
+        """A float ConstantOfShape over a stored shape stands for a weight, in models stripped of theirs."""
         if node.op_type != "ConstantOfShape" or not node.input or node.input[0] not in self.stored:
             return False
         fill = fill_value(node)
@@ -190,12 +194,13 @@ class _Reader:
         found = function_body(call, version)
         if found is None:
             raise UserError(
-                f"{where}: no rule knows operator {call.node.op_type!r} of domain {domain!r}, opset {version}; "
-                "add it by a rule file (--rules) and its Python function (--operators)"
+                f"{where}: no rule knows operator {call.node.op_type!r} of domain {domain!r}, opset {version}"
+                "; add it by a rule file (--rules) and its Python function (--operators)"
             )
         body, opset = found
         operands = [*call.inputs, *[""] * len(body.input)]
-        inner = _Scope(dict(zip(body.input, operands, strict=False)), f"{call.name}/", scope.depth + 1, opset)
+        names = dict(zip(body.input, operands, strict=False))
+        inner = _Scope(names, f"{call.name}/", scope.depth + 1, opset)
         self._walk(body.node, inner)
         return tuple(inner.names[output] if call.wants(i) else "" for i, output in enumerate(body.output))
 
@@ -206,7 +211,9 @@ class _Reader:
         declared = output.type.tensor_type
         if declared.elem_type and dtype_name(declared.elem_type) != found.dtype:
             name = dtype_name(declared.elem_type)
-            raise UserError(f"{self.path}: output {output.name!r} is declared {name}, but its nodes make {found}")
+            raise UserError(
+                f"{self.path}: output {output.name!r} is declared {name}, but its nodes make {found}"
+            )
         if self.shapes or not declared.HasField("shape"):
             return
         sizes = [d.dim_value if d.HasField("dim_value") else None for d in declared.shape.dim]
@@ -293,8 +300,9 @@ class _InputTypes:
 
     def _positive(self, value: onnx.ValueInfoProto, position: int, size: int) -> int:
         if size < 1:
+            where = f"{self.path}: input {value.name!r}: dimension {position}"
             raise UserError(
-                f"{self.path}: input {value.name!r}: dimension {position} has size {size}, which is not positive: "
+                f"{where} has size {size}, which is not positive: "
                 f"give another by --shape {value.name}={_example(value)}"
             )
         return size

@@ -2,11 +2,11 @@
 
 In: an operator name, static attributes, the operands' `TensorType`s.  Out: the results' types, or ValueError
 saying what does not fit.  Names and semantics are ONNX's (newest opset), except that
-  sizes, axes and other non-tensor operands are attributes: axes non-negative and sorted, one entry per dimension
+  sizes, axes and other non-tensor operands are attributes; axes non-negative, sorted; an entry per dimension
   optional operands are gone: Conv, Gemm and LayerNormalization have no bias, Gemm no alpha and beta
   every attribute of `Op.attributes` is present; those of `Op.optional` may be absent (Clip's bounds)
-Conventions: Slice counts starts in [0, dim]; with a positive step ends lie in [start, dim]; with a negative step
-an end of -dim-1 means "through index 0".  Pad never crops.  OneHot's depth and TopK's k are attributes.
+Conventions: Slice has starts and ends in [0, dim], but with a negative step an end of -dim-1 means "through
+index 0".  Pad never crops.  OneHot's depth and TopK's k are attributes.
 Work: `flops` counts a multiply and an add as two and a transcendental as TRANSCENDENTAL; moving data is free.
 Missing: random operators, recurrent networks, resizing, control flow, data-dependent shapes.
 """
@@ -200,7 +200,7 @@ def _gemm_flops(attributes: Attributes, types: Types, out: Types) -> int:
 
 
 def _einsum_labels(equation: str, types: Types) -> tuple[dict[str, int], tuple[str, ...], str]:
-    """Sizes by label, operand terms and result term of an equation whose ellipses became capital Greek labels."""
+    """Sizes by label, operand terms and result term of an equation, its ellipses spelled as more labels."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     need(len(terms) == len(types), f"equation {equation!r} names {len(terms)} operands, got {len(types)}")
@@ -252,7 +252,7 @@ def _window(kernel: int, dilation: int) -> int:
 
 
 def _spatial(attributes: Attributes, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
-    """Output sizes of a sliding window; `ceil_mode` rounds up but never starts a window in the end padding."""
+    """Output sizes of a sliding window; `ceil_mode` rounds up but starts no window in the end padding."""
     n = len(sizes)
     pads, strides, dilations = attributes["pads"], attributes["strides"], attributes["dilations"]
     need(len(kernel) == n, f"kernel {tuple(kernel)} does not fit {n} spatial dimensions")
@@ -563,7 +563,8 @@ _UNARY_ROWS = {  # name: (element types, flops per element)
 )  # fmt: skip
 
 _PARAMETRIC_ROWS = {  # name: (attributes, flops per element)
-    "Gelu": (("approximate",), TRANSCENDENTAL), "LeakyRelu": (("alpha",), 2), "ThresholdedRelu": (("alpha",), 1),
+    "Gelu": (("approximate",), TRANSCENDENTAL), "LeakyRelu": (("alpha",), 2),
+    "ThresholdedRelu": (("alpha",), 1),
     "Elu": (("alpha",), TRANSCENDENTAL), "Celu": (("alpha",), TRANSCENDENTAL),
     "Selu": (("alpha", "gamma"), TRANSCENDENTAL), "HardSigmoid": (("alpha", "beta"), 4),
 }  # fmt: skip
@@ -593,7 +594,8 @@ def _rows() -> Iterable[Op]:
     arg = ("axis", "keepdims", "select_last_index")
     yield from (
         Op("IsNaN", 1, "Unary", _unary("float", "bool"), _per_element(1)),
-        Op("IsInf", 1, "Unary", _unary("float", "bool"), _per_element(1), ("detect_negative", "detect_positive")),
+        Op("IsInf", 1, "Unary", _unary("float", "bool"), _per_element(1),
+           ("detect_negative", "detect_positive")),
         Op("Clip", 1, "Unary", _unary("number"), _per_element(2), (), ("min", "max")),
         Op("Cast", 1, "Unary", _infer_cast, _per_element(1), ("to",)),
         Op("Pow", 2, "Binary", _infer_pow, _per_element(TRANSCENDENTAL)),
@@ -615,7 +617,8 @@ def _rows() -> Iterable[Op]:
         Op("BatchNormalization", 5, None, _infer_channel_norm, _per_element(4), ("epsilon",)),
         Op("InstanceNormalization", 3, None, _infer_channel_norm, _per_element(8), ("epsilon",)),
         Op("GroupNormalization", 3, None, _infer_channel_norm, _per_element(8), ("epsilon", "num_groups")),
-        Op("LRN", 1, None, _infer_channel_norm, lambda a, t, out: out[0].size * (2 * a["size"] + TRANSCENDENTAL),
+        Op("LRN", 1, None, _infer_channel_norm,
+           lambda a, t, out: out[0].size * (2 * a["size"] + TRANSCENDENTAL),
            ("alpha", "beta", "bias", "size")),
         Op("Gather", 2, None, _infer_gather, _free, ("axis",)),
         Op("GatherElements", 2, None, _infer_gather_elements, _free, ("axis",)),

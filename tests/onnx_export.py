@@ -1,29 +1,30 @@
 """Test helper: a canonical Graph written back as an ordinary ONNX model, so that ONNX runtimes can judge it.
 
-Static attributes that ONNX wants as operands become initializers. Parameters and constants become graph inputs'
-companions: `run` feeds them. Independent of the reader: nothing here knows where a node came from.
+Static attributes that ONNX wants as operands become initializers; parameters and constants become inputs,
+which `run` feeds. Independent of the reader: nothing here knows where a node came from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-
 from parallegg.program import Node, TensorType
 from parallegg.rewrite.graph import Graph
 
 OPSET = 23
 
-INT_OPERANDS = {  # canonical attributes that are int64 operands in ONNX, in operand order
-    "Reshape": ("shape",), "Expand": ("shape",), "Slice": ("starts", "ends", "axes", "steps"), "Tile": ("repeats",),
-    "CumSum": ("axis",), "Trilu": ("k",), "TopK": ("k",),
+OPERANDS = {  # canonical attributes that are operands in ONNX, in their order
+    "Reshape": ("shape",), "Expand": ("shape",), "Tile": ("repeats",), "CumSum": ("axis",), "Trilu": ("k",),
+    "Slice": ("starts", "ends", "axes", "steps"), "TopK": ("k",), "OneHot": ("depth",),
+    "Pad": ("pads", "value"), "Clip": ("min", "max"),
     "ReduceSum": ("axes",), "ReduceMean": ("axes",), "ReduceMax": ("axes",), "ReduceMin": ("axes",),
     "ReduceProd": ("axes",),
 }  # fmt: skip
-SCALARS = {"axis", "k"}
+OF_DATA_TYPE = ("value", "min", "max")  # the other operands are int64
 
 
 def elem_type(dtype: str) -> int:
@@ -37,55 +38,41 @@ def value_info(name: str, kind: TensorType) -> onnx.ValueInfoProto:
 def export(graph: Graph) -> onnx.ModelProto:
     """The graph as an ONNX model whose inputs are the graph's inputs, parameters and constants."""
     initializers: list[onnx.TensorProto] = []
-    nodes = [one for node in graph.nodes for one in _nodes(node, graph.types, initializers)]
+    nodes = [_onnx_node(node, graph.types, initializers) for node in graph.nodes]
     inputs = [value_info(name, graph.types[name]) for name in graph.leaves]
     outputs = [value_info(name, graph.types[name]) for name in graph.outputs]
     proto = helper.make_graph(nodes, "canonical", inputs, outputs, initializers)
     return helper.make_model(proto, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
 
 
-def _nodes(node: Node, types: Mapping[str, TensorType], initializers: list[onnx.TensorProto]):
-    attributes, op = dict(node.attributes), node.op
-    kind = types[node.inputs[0]]
+def _onnx_node(node: Node, types: Mapping[str, TensorType], initializers: list) -> onnx.NodeProto:
+    kind, attributes, added = types[node.inputs[0]], _onnx_attributes(node, types), []
+    for key in OPERANDS.get(node.op, ()):
+        if key not in attributes:
+            added.append("")
+            continue
+        value = np.asarray(attributes.pop(key)).astype(
+            np.dtype(kind.dtype if key in OF_DATA_TYPE else "int64")
+        )
+        added.append(f"{node.outputs[0]}/{key}")
+        value = value.reshape(1) if node.op == "TopK" else value
+        initializers.append(numpy_helper.from_array(value, added[-1]))
+    place = 1 if node.op == "OneHot" else len(node.inputs)
+    inputs = [*node.inputs[:place], *added, *node.inputs[place:]]
+    return helper.make_node(node.op, inputs, list(node.outputs), name=node.name, **attributes)
 
-    def operand(key: str, value) -> str:
-        name = f"{node.outputs[0]}/{key}"
-        initializers.append(numpy_helper.from_array(np.asarray(value), name))
-        return name
 
-    inputs = list(node.inputs)
-    if op == "Slice":
-        attributes["axes"] = tuple(range(kind.rank))
-    if op == "Cast":
+def _onnx_attributes(node: Node, types: Mapping[str, TensorType]) -> dict[str, Any]:
+    """The attributes, with what ONNX needs besides to mean the same."""
+    attributes = dict(node.attributes)
+    if node.op == "Slice":
+        attributes["axes"] = tuple(range(types[node.inputs[0]].rank))
+    if node.op == "Cast":
         attributes["to"] = elem_type(attributes["to"])
-    elif op == "Clip":
-        dtype = np.dtype(kind.dtype)
-        inputs += [
-            operand(key, np.asarray(attributes.pop(key), dtype)) if key in attributes else ""
-            for key in ("min", "max")
-        ]
-    elif op == "Pad":
-        value = np.asarray(attributes.pop("value")).astype(np.dtype(kind.dtype))
-        inputs += [operand("pads", np.asarray(attributes.pop("pads"), np.int64)), operand("value", value)]
-    elif op == "OneHot":
-        inputs.insert(1, operand("depth", np.asarray(attributes.pop("depth"), np.int64)))
-    elif op == "Trilu":
-        inputs.append(operand("k", np.asarray(attributes.pop("k"), np.int64)))
-    elif op == "Reshape":
+    if node.op == "Reshape":
         attributes["allowzero"] = 1
-        inputs.append(operand("shape", np.asarray(attributes.pop("shape"), np.int64)))
-    elif op in INT_OPERANDS:
-        for key in INT_OPERANDS[op]:
-            value = np.asarray(attributes.pop(key), np.int64)
-            inputs.append(operand(key, value.reshape(1) if op == "TopK" else value))
-        if op.startswith("Reduce"):
-            attributes["noop_with_empty_axes"] = 1
-    yield helper.make_node(op, inputs, list(node.outputs), name=node.name, **_renamed(op, attributes))
-
-
-def _renamed(op: str, attributes: dict) -> dict:
-    if op == "MaxPool":
-        return attributes | {"storage_order": 0}
+    if node.op.startswith("Reduce"):
+        attributes["noop_with_empty_axes"] = 1
     return attributes
 
 
