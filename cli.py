@@ -1,0 +1,552 @@
+"""The command line: plan, show, run, verify, models, rules.
+
+    main(argv)   runs one command; gives the exit code
+                 0 good, 1 refuted or infeasible, 2 bad input, 3 internal error, 4 unknown
+Results go to standard output (with --json: one JSON document), everything else to standard error. A user's mistake is
+one line, `error: ...`, found before anything is written; an internal error is one paragraph and a traceback in a file.
+JAX is imported by `run` and `verify` only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from . import (
+    DoesNotFit,
+    Graph,
+    Mesh,
+    Options,
+    Plan,
+    UserError,
+    __version__,
+    load_hardware,
+    load_plan,
+    load_rules,
+)
+from . import load as load_model
+from . import plan as make_plan
+from . import run as run_plan
+from . import save as save_plan
+from . import verify as verify_plan
+from .mesh import parse_layout
+from .models import resolve, samples
+from .planfile import check_model, human_bytes
+from .report import ROWS, describe, human_seconds, plain_table, plan_tables, summary_table
+
+GOOD, REFUTED, BAD_INPUT, INTERNAL, UNKNOWN = range(5)
+VERDICTS = {"proved": GOOD, "tested": GOOD, "refuted": REFUTED, "unknown": UNKNOWN}
+QUIET_SECONDS, REPEAT_SECONDS = 2.0, 10.0  # of progress in plain lines: the first, and between two
+REPORT_TO = "the project's issue tracker"
+
+app = typer.Typer(
+    help="Plan, run and verify an ONNX model on many devices.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+rules_app = typer.Typer(help="Rule files.", rich_markup_mode=None)
+app.add_typer(rules_app, name="rules")
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="An ONNX file or a sample: onnx:light_resnet50.")
+]
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+# ------------------------------------------------------------------------------------------------ entry
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(arguments or ["--help"], prog_name="parallegg", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else GOOD
+    except UserError as error:
+        _say(f"error: {error}")
+        return REFUTED if isinstance(error, DoesNotFit) else BAD_INPUT
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return GOOD
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a usage error of Typer's, in whichever version of Click it has
+            return _usage(error)
+        return _internal(error, debug="--debug" in arguments)
+
+
+def _usage(error: Any) -> int:
+    context = getattr(error, "ctx", None)
+    where = f" (see {context.command_path} --help)" if context else ""
+    _say(f"error: {error.format_message()}{where}")
+    return BAD_INPUT
+
+
+def _internal(error: Exception, *, debug: bool) -> int:
+    """Say what happened and how to report it."""
+    text = "".join(traceback.format_exception(error))
+    if debug:
+        place = "above"
+        sys.stderr.write(text)
+    else:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="parallegg-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(f"parallegg {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{text}")
+        place = f"in {file.name}"
+    _say(
+        f"internal error: {type(error).__name__}: {' '.join(str(error).split())[:300]}. This is a fault of parallegg,"
+        f" not of your input. The traceback is {place}; please report it with the command and, if you can, the model to"
+        f" {REPORT_TO}."
+    )
+    return INTERNAL
+
+
+def _say(text: str) -> None:
+    """A line on standard error, as it is."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _print(*parts: Table | str) -> None:
+    """Tables and lines on standard output: folded to a terminal's width, whole elsewhere."""
+    width = None if sys.stdout.isatty() else 1000
+    console = Console(markup=False, emoji=False, highlight=False, width=width)
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, str))
+    sys.stdout.writelines(line.rstrip() + "\n" for line in captured.get().splitlines())
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """Without infinities and NaN, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+class _Progress:
+    """A spinner on a terminal; plain lines, few and late, elsewhere."""
+
+    def __init__(self, first: str) -> None:
+        self.start = self.said = time.monotonic()
+        self.quiet = QUIET_SECONDS
+        self.status = Console(stderr=True, markup=False).status(first) if sys.stderr.isatty() else None
+
+    def __call__(self, text: str) -> None:
+        if self.status is not None:
+            self.status.update(text)
+        elif time.monotonic() - self.said > self.quiet:
+            self.said, self.quiet = time.monotonic(), REPEAT_SECONDS
+            _say(f"{time.monotonic() - self.start:5.0f} s  {text}")
+
+    def __enter__(self) -> _Progress:
+        if self.status is not None:
+            self.status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.status is not None:
+            self.status.stop()
+
+
+# ------------------------------------------------------------------------------------------------ options
+
+
+UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{infix}B": base**power
+    for infix, base in (("", 1000), ("I", 1024))
+    for power, prefix in enumerate("KMGTP", 1)
+}
+
+
+def parse_bytes(text: str) -> int:
+    """`80GB`, `512 MiB` or a number of bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].upper() not in UNITS:
+        raise UserError(f"--memory {text!r}: expected a size such as 80GB, 512MiB or a number of bytes")
+    count = int(float(match[1]) * UNITS[match[2].upper()])
+    if count < 1:
+        raise UserError(f"--memory {text!r}: the size must be positive")
+    return count
+
+
+def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """`x=8x3x224x224` for every input that is named."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, equals, sizes = text.rpartition("=")
+        if not equals or not name or not re.fullmatch(r"-?\d+(x-?\d+)*", sizes):
+            raise UserError(f"--shape {text!r}: expected INPUT=SIZExSIZE…, such as x=8x3x224x224")
+        shape = tuple(map(int, sizes.split("x")))
+        if min(shape) < 1:
+            raise UserError(f"--shape {text!r}: every size must be positive")
+        if name in shapes:
+            raise UserError(f"--shape {text!r}: input {name!r} has a shape already")
+        shapes[name] = shape
+    return shapes
+
+
+def parse_pins(texts: Sequence[str], mesh: Mesh) -> dict[str, str]:
+    """`logits=S0,R` for every tensor that is named."""
+    pins: dict[str, str] = {}
+    for text in texts:
+        name, equals, layout = text.rpartition("=")
+        if not equals or not name:
+            raise UserError(f"--pin {text!r}: expected TENSOR=PLACEMENT,…, such as logits=S0,R")
+        try:
+            placements = parse_layout(layout)
+        except UserError as error:
+            raise UserError(f"--pin {text!r}: {error}") from None
+        if len(placements) != len(mesh):
+            raise UserError(
+                f"--pin {text!r}: expected {len(mesh)} placements, one for each axis of mesh {mesh}"
+            )
+        pins[name] = layout
+    return pins
+
+
+def check_output(path: Path) -> None:
+    """Refuse a place where nothing can be written, before any work is done."""
+    if path.is_dir():
+        raise UserError(f"{path}: cannot be written: it is a folder")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: cannot be written: there is no folder {path.parent}")
+    try:
+        if path.exists():
+            path.open("ab").close()
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _hardware_name(name: str) -> str:
+    if name != "auto":
+        return name
+    from .runtime.devices import detect_hardware  # imports no JAX: it asks a child process
+
+    found = detect_hardware()
+    _say(f"hardware: {found}")
+    return found
+
+
+def _devices(plan: Plan) -> None:
+    """Start JAX with enough devices for the plan, and say which."""
+    from .runtime.devices import ensure_devices
+
+    _say(f"devices: {ensure_devices(plan.mesh.size)}")
+
+
+def _load(model: str, shapes: Mapping[str, Sequence[int]]) -> Graph:
+    """The model's graph; a mistake names the model as the user did."""
+    path = resolve(model)
+    try:
+        return load_model(path, shapes)
+    except UserError as error:
+        raise UserError(str(error).replace(str(path), model)) from None
+
+
+def _model_of(model: str, plan: Plan) -> Graph:
+    """The model with the shapes that the plan was made for; refuses a model that is not the plan's."""
+    ports = {port.name: port.type.shape for port in plan.inputs if port.kind == "input"}
+    try:
+        graph = _load(model, ports)
+        check_model(plan, graph.digest, graph.types)
+    except UserError as error:
+        text = str(error)
+        raise UserError(text if text.startswith(model) else f"{model}: {text}") from None
+    return graph
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"parallegg {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an internal error.")] = False,
+) -> None:
+    """Plan, run and verify an ONNX model on many devices."""
+
+
+@app.command()
+def plan(
+    model: ModelArgument,
+    mesh: Annotated[str, typer.Option(help="Axes and their sizes: data=2,model=4.")],
+    shape: Annotated[
+        list[str] | None, typer.Option(help="Shape of an input: x=8x3x224x224. Repeatable.")
+    ] = None,
+    hardware: Annotated[str, typer.Option(help="A profile's name, a TOML file, or auto (asks JAX).")] = "cpu",
+    memory: Annotated[
+        str | None, typer.Option(help="Limit a device: 80GB, 512MiB. Default: the profile's.")
+    ] = None,
+    rules: Annotated[list[Path] | None, typer.Option(help="A rule file to add. Repeatable.")] = None,
+    pin: Annotated[
+        list[str] | None, typer.Option(help="Placement of a tensor: logits=S0,R. Repeatable.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Default: MODEL's stem + .plan.onnx.")
+    ] = None,
+    time_limit: Annotated[float | None, typer.Option(min=0, help="Seconds for the search.")] = None,
+    node_limit: Annotated[int | None, typer.Option(min=1, help="E-nodes for saturation.")] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Find the cheapest plan and write it."""
+    start = time.monotonic()
+    parsed_mesh, shapes = Mesh.parse(mesh), parse_shapes(shape or ())
+    pins = parse_pins(pin or (), parsed_mesh)
+    limit = None if memory is None else parse_bytes(memory)
+    path = resolve(model)
+    target = output or Path(f"{path.stem}.plan.onnx")
+    check_output(target)
+    if target.exists() and path.exists() and target.samefile(path):
+        raise UserError(f"{target}: is the model itself; give another --output")
+    profile = load_hardware(_hardware_name(hardware))
+    load_rules(rules or ())
+    with _Progress(f"reading {model}") as progress:
+        graph = _load(model, shapes)
+        planned = make_plan(
+            graph, parsed_mesh, hardware=profile, memory_bytes=limit, rules=rules or (), pins=pins,
+            options=_options(time_limit, node_limit), progress=progress,
+        )  # fmt: skip
+    save_plan(planned.plan, target)
+    for warning in planned.warnings:
+        _say(f"warning: {warning}")
+    facts = describe(planned.plan, profile)
+    if as_json:
+        details = {key: facts[key] for key in ("bytes_sent", "breakdown", "memory")}
+        _print_json({"plan": str(target), **planned.report, **details, "warnings": list(planned.warnings)})
+        return GOOD
+    _print(
+        summary_table(facts, planned.report, time.monotonic() - start),
+        f"plan written to {target}; check it: parallegg verify {model} {target}",
+    )
+    return GOOD
+
+
+def _options(seconds: float | None, nodes: int | None) -> Options:
+    given: dict[str, Any] = {}
+    if seconds is not None:
+        given |= {"search_seconds": seconds, "saturation_seconds": max(seconds, 1.0)}
+    if nodes is not None:
+        given["node_limit"] = nodes
+    return Options(**given)
+
+
+@app.command()
+def show(
+    plan: PlanArgument,
+    everything: Annotated[bool, typer.Option("--all", help="List every placement.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Say what a plan does: cost, collectives, memory, placements."""
+    facts = describe(load_plan(plan))
+    if as_json:
+        _print_json({"plan": str(plan), **facts})
+        return GOOD
+    _print(*plan_tables(facts, None if everything else ROWS))
+    return GOOD
+
+
+@app.command()
+def run(
+    plan: PlanArgument,
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="The model that was planned: it has the weights.")
+    ],
+    inputs: Annotated[Path | None, typer.Option(help="An .npz file with one array for every input.")] = None,
+    random: Annotated[bool, typer.Option("--random", help="Draw the inputs.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of --random.")] = 0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="An .npz file to write.")] = None,
+) -> int:
+    """Run a plan once on this machine's devices."""
+    if random == (inputs is not None):
+        raise UserError("run: give the inputs by --inputs FILE.npz, or draw them by --random")
+    if output is not None:
+        check_output(output)
+    loaded = load_plan(plan)
+    graph = _model_of(model, loaded)
+    feeds = read_inputs(inputs, loaded) if inputs is not None else None
+    _devices(loaded)
+    start = time.monotonic()
+    with _Progress("running") as progress:
+        if feeds is None:
+            feeds = draw_inputs(graph, loaded, seed)
+        progress("compiling and running")
+        results = run_plan(loaded, graph, feeds)
+    table = plain_table("output", "type", "least", "mean", "greatest", right=("least", "mean", "greatest"))
+    for name, array in results.items():
+        type_ = f"{array.dtype}[{','.join(map(str, array.shape))}]"
+        numbers = np.asarray(array, np.float64)
+        spread = [numbers.min(), numbers.mean(), numbers.max()] if numbers.size else []
+        table.add_row(name, type_, *(f"{number:.4g}" for number in spread))
+    _print(table, f"ran on {loaded.mesh} in {human_seconds(time.monotonic() - start)}, compilation included")
+    if output is not None:
+        write_arrays(output, results)
+        _print(f"outputs written to {output}")
+    return GOOD
+
+
+def read_inputs(path: Path, plan: Plan) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file, checked against what the plan is fed."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise ValueError("a single array, not an .npz archive")
+            arrays = {name: file[name] for name in file.files}
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # zipfile, zlib and NumPy each have their own
+        raise UserError(
+            f"{path}: is no .npz file of arrays, or is damaged: {' '.join(str(error).split())}"
+        ) from None
+    ports = {port.name: port for port in plan.inputs if port.kind == "input"}
+    for name in arrays:
+        if name not in ports:
+            raise UserError(f"{path}: the plan has no input {name!r}; it has {', '.join(ports)}")
+    for name, port in ports.items():
+        if name not in arrays:
+            raise UserError(f"{path}: input {name!r} is missing, expected {port.type}")
+        array = arrays[name]
+        if port.type.dtype == "bfloat16" and array.dtype == np.float32:  # NumPy files have no bfloat16
+            array = arrays[name] = array.astype(_bfloat16())
+        if array.shape != port.type.shape or str(array.dtype) != port.type.dtype:
+            found = f"{array.dtype}[{','.join(map(str, array.shape))}]"
+            raise UserError(f"{path}: input {name!r}: expected {port.type}, found {found}")
+    return arrays
+
+
+def _bfloat16() -> np.dtype:
+    from onnx import TensorProto, helper
+
+    return helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
+
+
+def draw_inputs(graph: Graph, plan: Plan, seed: int) -> dict[str, np.ndarray]:
+    """Random inputs that suit what they are used for."""
+    from .verification.numbers import Roles
+
+    rng, roles = np.random.default_rng(seed), Roles.of(graph)
+    drawn = {}
+    for port in plan.inputs:
+        if port.kind == "input":
+            dtype = _bfloat16() if port.type.dtype == "bfloat16" else np.dtype(port.type.dtype)
+            drawn[port.name] = roles.draw(rng, port.name, port.type, False, False).astype(dtype)
+    return drawn
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """An .npz file, whole or not at all; bfloat16, which NumPy files do not have, as float32."""
+    plain = {name: a.astype(np.float32) if str(a.dtype) == "bfloat16" else a for name, a in arrays.items()}
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
+        try:
+            np.savez(file, **plain)  # pyright: ignore[reportArgumentType]
+            file.close()
+            Path(file.name).chmod(0o644)
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+@app.command()
+def verify(
+    model: ModelArgument,
+    plan: PlanArgument,
+    seed: Annotated[int, typer.Option(min=0, help="Of the inputs and weights that are drawn.")] = 0,
+    as_json: JsonOption = False,
+) -> int:
+    """Compare a plan with its model on random numbers in float64."""
+    loaded = load_plan(plan)
+    graph = _model_of(model, loaded)
+    _devices(loaded)
+    start = time.monotonic()
+    with _Progress("running the plan and the model in float64"):
+        found = verify_plan(graph, loaded, seed=seed)
+    if as_json:
+        _print_json({"model": model, "plan": str(plan), **asdict(found)})
+    else:
+        took = human_seconds(time.monotonic() - start)
+        _print(f"{found.verdict}: {found.reason} (seed {seed}, {took})")
+        if found.first_divergence is not None:
+            _print(f"first tensor that differs: {found.first_divergence}")
+    return VERDICTS[found.verdict]
+
+
+@app.command()
+def models(as_json: JsonOption = False) -> int:
+    """List the sample models of this installation."""
+    found = samples()
+    if as_json:
+        _print_json([{**asdict(s), "path": str(s.path), "inputs": dict(s.inputs)} for s in found])
+        return GOOD
+    table = plain_table("name", "file", "operators", "inputs", right=("file", "operators"))
+    for sample in found:
+        inputs = ", ".join(f"{name}={shape}" for name, shape in sample.inputs)
+        table.add_row(sample.name, human_bytes(sample.file_bytes), str(sample.operators), inputs)
+    _print(table)
+    return GOOD
+
+
+@rules_app.command("list")
+def list_rules(
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE…", help="Rule files to add.")] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """List rules by name, with where they stand; refuses a file with a mistake."""
+    book = load_rules(files or ())
+    if as_json:
+        _print_json(
+            [{"name": r.name, "ruleset": r.ruleset, "place": _place(r.place)} for r in book.rules.values()]
+        )
+        return GOOD
+    table = plain_table("rule", "ruleset", "place")
+    for rule in book.rules.values():
+        table.add_row(rule.name, rule.ruleset, _place(rule.place))
+    _print(table)
+    return GOOD
+
+
+def _place(place: str) -> str:
+    """A shipped file by its place in the package, the same on every machine."""
+    return place.removeprefix(f"{Path(__file__).parent}{os.sep}")
