@@ -87,7 +87,9 @@ class Mesh:
         names = [axis.name for axis in self.axes]
         for axis in self.axes:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", axis.name):
-                raise UserError(f"mesh axis {axis.name!r}: a name is a letter followed by letters, digits or _")
+                raise UserError(
+                    f"mesh axis {axis.name!r}: a name is a letter followed by letters, digits or _"
+                )
             if axis.size < 1:
                 raise UserError(f"mesh axis {axis.name!r}: size {axis.size} is not positive")
         if len(set(names)) != len(names):
@@ -134,7 +136,9 @@ class Mesh:
         for axis, placement in zip(self.axes, layout, strict=True):
             if isinstance(placement, Shard):
                 if placement.dim >= len(local):
-                    raise ValueError(f"{placement} on axis {axis.name!r}: the shape {shape} has no such dimension")
+                    raise ValueError(
+                        f"{placement} on axis {axis.name!r}: the shape {shape} has no such dimension"
+                    )
                 if local[placement.dim] % axis.size:
                     raise ValueError(
                         f"{placement} on axis {axis.name!r}: {axis.size} does not divide {local[placement.dim]}"

@@ -83,7 +83,9 @@ class Plan:
                 raise ValueError(f"node {node.name!r} reads {missing[0]!r}, which nothing before it computes")
             untyped = [name for name in node.outputs if name not in self.types or name in known]
             if untyped:
-                raise ValueError(f"node {node.name!r} writes {untyped[0]!r}, which has no type or is written twice")
+                raise ValueError(
+                    f"node {node.name!r} writes {untyped[0]!r}, which has no type or is written twice"
+                )
             known.update(node.outputs)
         for port in self.outputs:
             if port.local not in known:
@@ -117,9 +119,12 @@ _SCHEMAS = {
         (("axis", "STRING"), ("dim", "INT"), ("to_dim", "INT")),
     ),
     "LocalSlice": _Schema(
-        "This coordinate's block of dimension dim of a replicated operand.", (("axis", "STRING"), ("dim", "INT"))
+        "This coordinate's block of dimension dim of a replicated operand.",
+        (("axis", "STRING"), ("dim", "INT")),
     ),
-    "Include": _Schema("The operand on coordinate 0 of the mesh axis, zeros elsewhere.", (("axis", "STRING"),)),
+    "Include": _Schema(
+        "The operand on coordinate 0 of the mesh axis, zeros elsewhere.", (("axis", "STRING"),)
+    ),
     "LocalIndices": _Schema(
         "Indices into `rows` rows as indices into this coordinate's block of them; -1 where the row is elsewhere. "
         "mode wrap: a negative index counts from the end; mode zero: it means elsewhere already.",
@@ -132,7 +137,10 @@ _SCHEMAS = {
 @functools.cache
 def register_schemas() -> None:
     """Make ONNX's checker and shape inference know the domain `parallegg`."""
-    numbers = [f"tensor({name})" for name in ("bool", "double", "float", "float16", "bfloat16", "int8", "int16", "int32", "int64")]
+    numbers = [
+        f"tensor({name})"
+        for name in ("bool", "double", "float", "float16", "bfloat16", "int8", "int16", "int32", "int64")
+    ]
     for name, schema in _SCHEMAS.items():
         operands = [onnx.defs.OpSchema.FormalParameter(f"x{i}", f"T{i}") for i in range(schema.operands)]
         types = [(f"T{i}", numbers, "") for i in range(schema.operands)]
@@ -202,7 +210,9 @@ def onnx_node(node: Node, types: Mapping[str, TensorType]) -> tuple[onnx.NodePro
         inputs.pop()
     proto = helper.make_node(node.op, inputs, list(node.outputs), name=node.name, domain=node.domain)
     for key in sorted(attributes):
-        proto.attribute.append(helper.make_attribute(key, attributes[key], attr_type=_attribute_type(attributes[key])))
+        proto.attribute.append(
+            helper.make_attribute(key, attributes[key], attr_type=_attribute_type(attributes[key]))
+        )
     return proto, initializers
 
 
@@ -234,7 +244,11 @@ def canonical_node(proto: onnx.NodeProto, values: Mapping[str, np.ndarray]) -> N
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode()
-    return tuple(value) if isinstance(value, (list, tuple)) or hasattr(value, "__len__") and not isinstance(value, str) else value
+    return (
+        tuple(value)
+        if isinstance(value, (list, tuple)) or (hasattr(value, "__len__") and not isinstance(value, str))
+        else value
+    )
 
 
 # ------------------------------------------------------------------------------------------------ saving
@@ -283,11 +297,18 @@ def _model(plan: Plan) -> onnx.ModelProto:
         initializers += extra
     embedded = {port.local: port.name for port in plan.inputs if port.kind == "constant"}
     initializers += [
-        numpy_helper.from_array(np.ascontiguousarray(plan.constants[name]).reshape(plan.constants[name].shape), _constant_name(name, plan))
+        numpy_helper.from_array(
+            np.ascontiguousarray(plan.constants[name]).reshape(plan.constants[name].shape),
+            _constant_name(name, plan),
+        )
         for name in plan.constants
     ]
     ports = {port.local for port in (*plan.inputs, *plan.outputs)} | set(embedded)
-    infos = [_info(name, type_) for name, type_ in plan.types.items() if name not in ports and name not in plan.constants]
+    infos = [
+        _info(name, type_)
+        for name, type_ in plan.types.items()
+        if name not in ports and name not in plan.constants
+    ]
     graph = helper.make_graph(
         nodes,
         str(plan.metadata.get("model", "plan")),
@@ -302,7 +323,11 @@ def _model(plan: Plan) -> onnx.ModelProto:
 
 def _constant_name(name: str, plan: Plan) -> str:
     """A whole constant that ports cut up is stored beside them; a scalar is an ordinary initializer."""
-    return f"whole:{name}" if any(port.name == name and port.kind == "constant" for port in plan.inputs) else name
+    return (
+        f"whole:{name}"
+        if any(port.name == name and port.kind == "constant" for port in plan.inputs)
+        else name
+    )
 
 
 def _distinct(ports: tuple[Port, ...]) -> list[Port]:
@@ -375,7 +400,11 @@ def from_bytes(data: bytes) -> Plan:
     initializers = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     nodes = tuple(canonical_node(proto, initializers) for proto in model.graph.node)
     read = {name for node in nodes for name in node.inputs}
-    constants = {name.removeprefix("whole:"): v for name, v in initializers.items() if name.startswith("whole:") or name in read}
+    constants = {
+        name.removeprefix("whole:"): v
+        for name, v in initializers.items()
+        if name.startswith("whole:") or name in read
+    }
     infos = (*model.graph.input, *model.graph.output, *model.graph.value_info)
     types = {info.name: _type(info) for info in infos}
     types |= {name: TensorType(v.shape, str(v.dtype)) for name, v in initializers.items() if name in read}
@@ -399,7 +428,11 @@ def _port(fields: Mapping[str, Any]) -> Port:
 
 def _type(info: onnx.ValueInfoProto) -> TensorType:
     tensor = info.type.tensor_type
-    dtype = "bfloat16" if tensor.elem_type == onnx.TensorProto.BFLOAT16 else str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    dtype = (
+        "bfloat16"
+        if tensor.elem_type == onnx.TensorProto.BFLOAT16
+        else str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    )
     return TensorType(tuple(d.dim_value for d in tensor.shape.dim), dtype)
 
 
@@ -408,12 +441,18 @@ def check_model(plan: Plan, digest: str, types: Mapping[str, TensorType]) -> Non
     for port in (*plan.inputs, *plan.outputs):
         found = types.get(port.name)
         if found is None:
-            raise UserError(f"the plan's {port.kind} {port.name!r} is not in the model: it was made for another one")
+            raise UserError(
+                f"the plan's {port.kind} {port.name!r} is not in the model: it was made for another one"
+            )
         if found != port.type:
-            raise UserError(f"the plan's {port.kind} {port.name!r} is {port.type}, the model's is {found}; give the same --shape")
+            raise UserError(
+                f"the plan's {port.kind} {port.name!r} is {port.type}, the model's is {found}; give the same --shape"
+            )
     planned = plan.metadata.get("model_digest")
     if planned is not None and planned != digest:
-        raise UserError("the plan was made for another model: its digest differs (same tensors, different operators)")
+        raise UserError(
+            "the plan was made for another model: its digest differs (same tensors, different operators)"
+        )
 
 
 def human_bytes(count: float) -> str:

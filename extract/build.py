@@ -2,8 +2,9 @@
 
     tensor     one per input, weight, constant and computed value; its labels are the layouts of its type
     conversion cheapest chain of collectives between two layouts (Dijkstra over the e-graph's moves)     Conversions
-    operator   a leaf (any layout without partial sums, free but for its bytes), an application (the strategies of its
-               kind), or a sink (a graph output, read replicated unless pinned)
+    operator   a leaf (any layout without partial sums, free but for its bytes), a computed tensor (the strategies of
+               all applications that compute it), or a sink (a graph output, read replicated unless pinned)
+Where algebra offers several ways to compute things, a tensor may also stay uncomputed, if nobody reads it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..rewrite.kinds import Application
 from ..rewrite.space import Kind, Move, Space, Strategy
 from .cost import step_seconds
 from .hardware import Hardware
-from .problem import Operator, Problem, Tensor
+from .problem import ABSENT, Operator, Problem, Tensor
 
 
 class Conversions:
@@ -47,7 +48,8 @@ class Conversions:
 
     def _price(self, type_: TensorType, move: Move, mesh: Mesh, hardware: Hardware) -> float:
         source, target = (
-            TensorType(mesh.local_shape(type_.shape, self.layouts[i]), type_.dtype) for i in (move.source, move.target)
+            TensorType(mesh.local_shape(type_.shape, self.layouts[i]), type_.dtype)
+            for i in (move.source, move.target)
         )
         return step_seconds(move.head, (source,), target, mesh, hardware)
 
@@ -57,7 +59,9 @@ class Conversions:
         while target != source:
             before = int(self._before[source, target])
             if before < 0:
-                raise ValueError(f"no chain of collectives from {self.layouts[source]} to {self.layouts[target]}")
+                raise ValueError(
+                    f"no chain of collectives from {self.layouts[source]} to {self.layouts[target]}"
+                )
             moves.append(self._moves[before, target])
             target = before
         return moves[::-1]
@@ -80,6 +84,14 @@ class Offer:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A computed tensor with all the applications that compute it."""
+
+    tensor: str
+    ways: tuple[Application, ...]
+
+
+@dataclass(frozen=True)
 class Model:
     """The problem, with what is needed to turn a choice back into a program."""
 
@@ -87,7 +99,7 @@ class Model:
     mesh: Mesh
     space: Space
     problem: Problem
-    applications: tuple[Application, ...]
+    parts: tuple[Part, ...]
     types: Mapping[str, TensorType]
     tensor_names: tuple[str, ...]
     conversions: Mapping[TensorType, Conversions]
@@ -97,17 +109,22 @@ class Model:
     @property
     def leaf_count(self) -> int:
         """The first operators of the problem are the leaves, in the graph's order."""
-        return len(self.tensor_names) - len(self.applications)
+        return len(self.tensor_names) - len(self.parts)
 
-    def strategy(self, operator: int, choice: NDArray[np.int64]) -> Strategy:
-        """The strategy that a choice takes for an application's operator."""
-        application = self.applications[operator - self.leaf_count]
-        return self.offers[application.kind].strategies[int(choice[operator])]
+    def taken(self, part: int, choice: NDArray[np.int64]) -> tuple[Application, Strategy] | None:
+        """How a choice computes a part's tensor; None if it does not."""
+        number = int(choice[self.leaf_count + part])
+        for application in self.parts[part].ways:
+            strategies = self.offers[application.kind].strategies
+            if number < len(strategies):
+                return application, strategies[number]
+            number -= len(strategies)
+        return None
 
 
 def build(
     graph: Graph,
-    parts: Sequence[Application],
+    applications: Sequence[Application],
     types: Mapping[str, TensorType],
     space: Space,
     mesh: Mesh,
@@ -118,20 +135,28 @@ def build(
 ) -> Model:
     """The extraction problem of `graph`; `pins` fixes the layouts of inputs, weights and outputs by name."""
     pins = _checked_pins(pins or {}, graph, types, space, mesh)
+    parts = _parts(applications)
+    optional = len(parts) < len(applications)
     names = (*graph.leaves, *(part.tensor for part in parts))
     index = {name: i for i, name in enumerate(names)}
     used = {types[name] for name in names}
     conversions = {type_: Conversions(type_, space, mesh, hardware) for type_ in sorted(used, key=str)}
-    offers = {part.kind: _offer(part.kind, space, mesh, hardware) for part in parts}
-    operators = [_leaf(i, name, types[name], conversions, mesh, pins.get(name)) for i, name in enumerate(graph.leaves)]
-    operators += [_application(part, index, offers[part.kind]) for part in parts]
+    offers = {
+        kind: _offer(kind, space, mesh, hardware) for kind in dict.fromkeys(a.kind for a in applications)
+    }
+    operators = [
+        _leaf(i, name, types[name], conversions, mesh, pins.get(name)) for i, name in enumerate(graph.leaves)
+    ]
+    operators += [_computed(part, index, offers, optional) for part in parts]
     operators += [_sink(name, index, types[name], space, mesh, pins.get(name)) for name in graph.outputs]
     axes = {type_: _label_axes(space.layouts[type_], mesh) for type_ in used}
     problem = Problem(
-        tuple(Tensor(name, conversions[types[name]].seconds) for name in names), tuple(operators), memory_limit
+        tuple(Tensor(name, conversions[types[name]].seconds) for name in names),
+        tuple(operators),
+        memory_limit,
     )
     label_axes = tuple(axes[types[name]] for name in names)
-    return Model(graph, mesh, space, problem, tuple(parts), types, names, conversions, offers, label_axes)
+    return Model(graph, mesh, space, problem, parts, types, names, conversions, offers, label_axes)
 
 
 def _offer(kind: Kind, space: Space, mesh: Mesh, hardware: Hardware) -> Offer:
@@ -142,7 +167,9 @@ def _offer(kind: Kind, space: Space, mesh: Mesh, hardware: Hardware) -> Offer:
         if key not in best or seconds < best[key][0]:
             best[key] = (seconds, strategy)
     if not best:
-        raise UserError(f"no rule says how {kind.head.constructor} {kind.head.attributes} runs on the mesh {mesh}")
+        raise UserError(
+            f"no rule says how {kind.head.constructor} {kind.head.attributes} runs on the mesh {mesh}"
+        )
     return Offer(tuple(s for _, s in best.values()), np.array([c for c, _ in best.values()]))
 
 
@@ -161,10 +188,15 @@ def _strategy_seconds(kind: Kind, strategy: Strategy, space: Space, mesh: Mesh, 
 
 
 def _leaf(
-    tensor: int, name: str, type_: TensorType, conversions: Mapping[TensorType, Conversions], mesh: Mesh, pin: Layout | None
+    tensor: int,
+    name: str,
+    type_: TensorType,
+    conversions: Mapping[TensorType, Conversions],
+    mesh: Mesh,
+    pin: Layout | None,
 ) -> Operator:
     layouts = conversions[type_].layouts
-    offered = [i for i, l in enumerate(layouts) if (l == pin if pin else Partial() not in l)]
+    offered = [i for i, layout in enumerate(layouts) if (layout == pin if pin else Partial() not in layout)]
     local = [float(TensorType(mesh.local_shape(type_.shape, layouts[i]), type_.dtype).bytes) for i in offered]
     return Operator(
         name, tensor, (), np.array(offered, np.int32), np.zeros((len(offered), 0), np.int32), np.zeros(len(offered)),
@@ -172,15 +204,48 @@ def _leaf(
     )  # fmt: skip
 
 
-def _application(part: Application, index: Mapping[str, int], offer: Offer) -> Operator:
-    arcs = tuple(index[name] for name in part.operands)
-    return Operator(part.tensor, index[part.tensor], arcs, offer.out, offer.reads, offer.seconds, np.zeros(len(offer.out)))
+def _parts(applications: Sequence[Application]) -> tuple[Part, ...]:
+    ways: dict[str, list[Application]] = {}
+    for application in applications:
+        ways.setdefault(application.tensor, []).append(application)
+    return tuple(Part(tensor, tuple(several)) for tensor, several in ways.items())
 
 
-def _sink(name: str, index: Mapping[str, int], type_: TensorType, space: Space, mesh: Mesh, pin: Layout | None) -> Operator:
+def _computed(part: Part, index: Mapping[str, int], offers: Mapping[Kind, Offer], optional: bool) -> Operator:
+    """One operator for all ways to compute a tensor; a strategy of one way reads nothing on the arcs of the others."""
+    several = [offers[way.kind] for way in part.ways]
+    width = sum(offer.reads.shape[1] for offer in several)
+    rows, column = [], 0
+    for offer in several:
+        block = np.full((len(offer.out), width), ABSENT, np.int32)
+        block[:, column : column + offer.reads.shape[1]] = offer.reads
+        rows.append(block)
+        column += offer.reads.shape[1]
+    out, cost = [offer.out for offer in several], [offer.seconds for offer in several]
+    if optional:
+        rows.append(np.full((1, width), ABSENT, np.int32))
+        out.append(np.array([ABSENT], np.int32))
+        cost.append(np.zeros(1))
+    arcs = tuple(index[name] for way in part.ways for name in way.operands)
+    outs = np.concatenate(out)
+    return Operator(
+        part.tensor,
+        index[part.tensor],
+        arcs,
+        outs,
+        np.concatenate(rows),
+        np.concatenate(cost),
+        np.zeros(len(outs)),
+    )
+
+
+def _sink(
+    name: str, index: Mapping[str, int], type_: TensorType, space: Space, mesh: Mesh, pin: Layout | None
+) -> Operator:
     label = space.layouts[type_].index(pin or mesh.replicated())
     return Operator(
-        f"output {name}", None, (index[name],), np.array([-1], np.int32), np.array([[label]], np.int32), np.zeros(1), np.zeros(1)
+        f"output {name}", None, (index[name],), np.array([ABSENT], np.int32), np.array([[label]], np.int32),
+        np.zeros(1), np.zeros(1),
     )  # fmt: skip
 
 

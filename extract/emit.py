@@ -19,7 +19,9 @@ from ..planfile import Plan, Port
 from ..program import Node, TensorType
 from ..rewrite.collectives import infer_local
 from ..rewrite.graph import Graph
+from ..rewrite.kinds import Application
 from ..rewrite.operators import OPERATORS
+from ..rewrite.space import Strategy
 from ..rewrite.terms import RESULT, Head, decode
 from .build import Model
 from .cost import traffic
@@ -51,7 +53,9 @@ class _Program:
             results = OPERATORS[op].infer(attributes, tuple(self.types[o] for o in operands))
             self.types.update(zip(outputs, results, strict=True))
         self.types[name] = result
-        self.nodes.append(Node(f"{origin}#{len(self.nodes)}", op, tuple(operands), outputs, attributes, domain))
+        self.nodes.append(
+            Node(f"{origin}#{len(self.nodes)}", op, tuple(operands), outputs, attributes, domain)
+        )
         return name
 
     def _scalar(self, value: float, dtype: str) -> str:
@@ -75,6 +79,23 @@ class _Program:
             self.copies[tensor, label] = current
         return self.copies[tensor, label]
 
+    def compute(
+        self, tensor: str, application: Application, strategy: Strategy, have: Mapping[str, int]
+    ) -> None:
+        """Append a strategy's steps: the tensor in its layout, from its operands in theirs."""
+        name = local_name(tensor, self.model.conversions[self.model.types[tensor]].layouts[strategy.out])
+        operands = [
+            self.copy(operand, label, application.node, have) if label >= 0 else ""
+            for operand, label in zip(application.operands, strategy.reads, strict=True)
+        ]
+        results: list[str] = []
+        for j, step in enumerate(strategy.steps):
+            arguments = [results[k] if k >= 0 else operands[~k] for k in step.operands]
+            last = j == len(strategy.steps) - 1
+            results.append(self.step(step.head, arguments, name if last else f"{name}/{j}", application.node))
+        self.rules.update((*strategy.rules, *application.rules))
+        self.copies[tensor, strategy.out] = name
+
 
 def local_name(tensor: str, layout: Layout) -> str:
     """`h@S0,R`: what a tensor in a layout is called in the program."""
@@ -85,30 +106,32 @@ def emit(model: Model, choice: NDArray[np.int64]) -> tuple[Plan, frozenset[str]]
     """The plan of a choice (without metadata), and the names of the rules that it rests on."""
     graph, mesh, problem = model.graph, model.mesh, model.problem
     program = _Program(model)
-    have = {o.name: int(o.out[s]) for o, s in zip(problem.operators, choice, strict=True) if o.output is not None}
+    have = {
+        o.name: int(o.out[s]) for o, s in zip(problem.operators, choice, strict=True) if o.output is not None
+    }
     inputs = [_port(name, kind, model, have[name]) for name, kind in _leaves(graph)]
     for port in inputs:
         program.copies[port.name, have[port.name]] = port.local
-        program.types[port.local] = TensorType(mesh.local_shape(port.type.shape, port.layout), port.type.dtype)
-    for i, part in enumerate(model.applications):
-        strategy = model.strategy(model.leaf_count + i, choice)
-        name = local_name(part.tensor, model.conversions[model.types[part.tensor]].layouts[strategy.out])
-        operands = [
-            program.copy(t, label, part.node, have) if label >= 0 else "" for t, label in zip(part.operands, strategy.reads, strict=True)
-        ]
-        results: list[str] = []
-        for j, step in enumerate(strategy.steps):
-            last = j == len(strategy.steps) - 1
-            arguments = [results[k] if k >= 0 else operands[~k] for k in step.operands]
-            results.append(program.step(step.head, arguments, name if last else f"{name}/{j}", part.node))
-        program.rules.update(strategy.rules)
-        program.copies[part.tensor, have[part.tensor]] = name
+        program.types[port.local] = TensorType(
+            mesh.local_shape(port.type.shape, port.layout), port.type.dtype
+        )
+    for i, part in enumerate(model.parts):
+        if taken := model.taken(i, choice):
+            program.compute(part.tensor, *taken, have)
     outputs = []
-    for name, operator, s in zip(graph.outputs, problem.operators[-len(graph.outputs) :], choice[-len(graph.outputs) :], strict=True):
+    for name, operator, s in zip(
+        graph.outputs, problem.operators[-len(graph.outputs) :], choice[-len(graph.outputs) :], strict=True
+    ):
         label = int(operator.reads[s, 0])
         local = program.copy(name, label, f"output {name}", have)
-        outputs.append(Port(name, "output", model.types[name], model.conversions[model.types[name]].layouts[label], local))
-    constants = {n: v for n, v in graph.constants.items() if v.nbytes <= EMBEDDED_CONSTANT_BYTES} | program.constants
+        outputs.append(
+            Port(
+                name, "output", model.types[name], model.conversions[model.types[name]].layouts[label], local
+            )
+        )
+    constants = {
+        n: v for n, v in graph.constants.items() if v.nbytes <= EMBEDDED_CONSTANT_BYTES
+    } | program.constants
     plan = Plan(mesh, tuple(inputs), tuple(outputs), tuple(program.nodes), program.types, constants)
     return plan, frozenset(program.rules)
 
@@ -131,7 +154,9 @@ def collective_table(plan: Plan) -> list[dict[str, object]]:
     """Collectives by kind and axis: how many, bytes sent per device, payload bytes."""
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for node in plan.nodes:
-        if node.is_collective and (sends := traffic(node.op, node.attributes, plan.types[node.inputs[0]], plan.mesh)):
+        if node.is_collective and (
+            sends := traffic(node.op, node.attributes, plan.types[node.inputs[0]], plan.mesh)
+        ):
             row = totals[sends.kind, sends.axis]
             row[0] += 1
             row[1] += sends.sent
@@ -167,7 +192,8 @@ def memory_use(plan: Plan) -> Memory:
     for i, node in enumerate(plan.nodes):
         alive += sum(sizes[name] for name in node.outputs)
         peak = max(peak, alive)
-        ended = {name for name in (*node.inputs, *node.outputs) if last.get(name, i) == i and name not in leaves}
+        ended = {
+            name for name in (*node.inputs, *node.outputs) if last.get(name, i) == i and name not in leaves
+        }
         alive -= sum(sizes[name] for name in ended)
     return Memory(weights, fed, peak)
-

@@ -1,11 +1,11 @@
 """Hardware profiles: what one device computes, holds and sends per second. Read from `profiles/*.toml`.
 
-    [compute]  flops_per_second by element type (dense matrix units), `efficiency` reached by large work, and
-               `half_work`: the flops at which half of it is reached; `launch_seconds` per operator
-    [memory]   bytes, bytes_per_second
-    [link]     latency_seconds and bytes_per_second (one direction) between neighbours of a mesh axis;
-               [links.NAME] overrides them for the axis NAME
-    source     where the figures come from
+[compute]  flops_per_second by element type (dense matrix units), `efficiency` reached by large work, and
+           `half_work`: the flops at which half of it is reached; `launch_seconds` per operator
+[memory]   bytes, bytes_per_second
+[link]     latency_seconds and bytes_per_second (one direction) between neighbours of a mesh axis;
+           [links.NAME] overrides them for the axis NAME
+source     where the figures come from
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..mesh import Layout, Mesh, Shard
 from ..planfile import Plan
 from ..program import UserError
+from ..rewrite.algebra import rewrite
 from ..rewrite.graph import Graph
 from ..rewrite.kinds import applications
 from ..rewrite.worker import saturate_in_worker
@@ -78,7 +79,9 @@ def make_plan(
     searching = time.monotonic()
     limit = memory_bytes or hardware.memory_bytes
     solution, plan, rules, memory = _within(model, limit, options, progress)
-    report = _report(model, solution, memory, hardware, limit, searching - start, time.monotonic() - searching)
+    report = _report(
+        model, solution, memory, hardware, limit, searching - start, time.monotonic() - searching
+    )
     plan = replace(plan, metadata=_metadata(model, solution, memory, hardware, book, rules))
     report["collectives"] = collective_table(plan)
     return Planned(plan, report, tuple(_idle_axes(model)))
@@ -97,12 +100,21 @@ def prepare(
     """Saturate the graph's operators and state the extraction problem."""
     options = options or Options()
     parts, types = applications(graph)
+    parts, types, algebra_stopped_by = rewrite(parts, types, list(graph.leaves), graph.outputs, book)
     kinds = list(dict.fromkeys(part.kind for part in parts))
     used = dict.fromkeys([*(types[name] for name in graph.leaves), *(types[part.tensor] for part in parts)])
     progress(f"saturating {len(kinds)} kinds of {len(parts)} operators")
     space = saturate_in_worker(
-        kinds, used, mesh, book, node_limit=options.node_limit, seconds=options.saturation_seconds, progress=progress
+        kinds,
+        used,
+        mesh,
+        book,
+        node_limit=options.node_limit,
+        seconds=options.saturation_seconds,
+        progress=progress,
     )
+    if space.saturated and algebra_stopped_by != "fixpoint":
+        space = replace(space, stopped_by=algebra_stopped_by)
     progress("pricing strategies")
     return build(graph, parts, types, space, mesh, hardware, pins=pins)
 
@@ -110,7 +122,7 @@ def prepare(
 def _within(
     model: Model, limit: int, options: Options, progress: Progress
 ) -> tuple[Solution, Plan, frozenset[str], Memory]:
-    """Solve with leaves bounded by what the rest of the program leaves of `limit`; the bound holds for the leaves alone.
+    """Solve with leaves bounded by what the rest of the program leaves of `limit`; the bound holds for leaves alone.
 
     The extraction problem bounds what stays for the whole step. What is alive in between is known once the program is:
     its excess tightens the bound, a few times.
@@ -131,7 +143,9 @@ def _within(
         budget = min(budget, held) - max(1.0, min(memory.peak - limit, 0.5 * held))
         if budget <= 0:
             break
-    raise DoesNotFit(f"no plan found that holds at most {limit} bytes a device; the last one needs {memory.peak}")
+    raise DoesNotFit(
+        f"no plan found that holds at most {limit} bytes a device; the last one needs {memory.peak}"
+    )
 
 
 def _solve(model: Model, budget: float, options: Options, progress: Progress) -> Solution:
@@ -154,7 +168,13 @@ def _does_not_fit(limit: int, problem: Infeasible) -> DoesNotFit:
 
 
 def _report(
-    model: Model, solution: Solution, memory: Memory, hardware: Hardware, limit: int, saturation_s: float, search_s: float
+    model: Model,
+    solution: Solution,
+    memory: Memory,
+    hardware: Hardware,
+    limit: int,
+    saturation_s: float,
+    search_s: float,
 ) -> dict[str, object]:
     space = model.space
     return {
@@ -171,7 +191,7 @@ def _report(
         "memory_bytes": memory.peak,
         "parameter_bytes": memory.parameters,
         "memory_limit_bytes": limit,
-        "operators": len(model.applications),
+        "operators": len(model.parts),
         "kinds": len(model.offers),
         "enodes": space.enodes,
         "eclasses": space.eclasses,
@@ -179,7 +199,12 @@ def _report(
 
 
 def _metadata(
-    model: Model, solution: Solution, memory: Memory, hardware: Hardware, book: RuleBook, rules: frozenset[str]
+    model: Model,
+    solution: Solution,
+    memory: Memory,
+    hardware: Hardware,
+    book: RuleBook,
+    rules: frozenset[str],
 ) -> dict[str, object]:
     """What the plan file keeps: nothing that depends on the clock."""
     return {
@@ -203,7 +228,9 @@ def _idle_axes(model: Model) -> list[str]:
     for i, axis in enumerate(model.mesh):
         offered = any(isinstance(layout[i], Shard) for ls in model.space.layouts.values() for layout in ls)
         if axis.size > 1 and not offered:
-            idle.append(f"mesh axis {axis.name!r} of size {axis.size} divides no dimension of any tensor: it splits nothing")
+            idle.append(
+                f"mesh axis {axis.name!r} of size {axis.size} divides no dimension of any tensor: it splits nothing"
+            )
     return idle
 
 

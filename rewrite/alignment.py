@@ -1,8 +1,8 @@
 """Which dimension feeds which: pure functions of shapes, loaded into the e-graph as facts before an axis is placed.
 
-    broadcast(out, operand)    numpy broadcasting: output dimension -> operand dimension, or None where it is repeated
-    reshaped(before, after)    Reshape: (c, d) such that shards of c stay together as shards of d
-    surviving(rank, axes, keepdims)   reduction: (c, d) for the dimensions that are kept
+broadcast(out, operand)    numpy broadcasting: output dimension -> operand dimension, or None where it is repeated
+reshaped(before, after)    Reshape: (c, d) such that shards of c stay together as shards of d
+surviving(rank, axes, keepdims)   reduction: (c, d) for the dimensions that are kept
 """
 
 from __future__ import annotations

@@ -34,7 +34,9 @@ def infer_local(head: Head, operands: tuple[TensorType, ...], mesh: Mesh) -> Ten
     return infer(op, attributes, operands)[result]
 
 
-def _infer_own(op: str, attributes: Mapping[str, Any], operands: tuple[TensorType, ...], mesh: Mesh) -> TensorType:
+def _infer_own(
+    op: str, attributes: Mapping[str, Any], operands: tuple[TensorType, ...], mesh: Mesh
+) -> TensorType:
     x = operands[0]
     if op == "GatherOrZero":
         return infer("Gather", attributes, operands)[0]

@@ -1,21 +1,63 @@
-"""The e-graph's tables as Python values.
+"""The e-graph: commands go in as text, tables come out as Python values.
 
-`Frozen(egraph, book)` reads every operator, placement and analysis table once. E-classes are small integers; e-class
-ids of egglog share one counter across sorts, so only Tensor values are numbered here.
+`Engine(book)` holds an e-graph with the rules of a book. `Frozen(egraph, book)` reads every operator, placement and
+analysis table once; e-classes are small integers there (egglog's ids share one counter across sorts, so only Tensor
+values are numbered).
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
-from egglog.bindings import EGraph
+from egglog.bindings import EggSmolError, EGraph
 
 from ..mesh import Partial, Placement, Replicate, Shard
 from ..program import TensorType
 from ..rules import RuleBook
-from .terms import Head, Value
+from .space import RuleConflict
+from .terms import Head, Value, write
+
+
+class Engine:
+    """An e-graph with the rules of a book; `(kind i)` names the class of the caller's i-th root."""
+
+    def __init__(self, book: RuleBook) -> None:
+        self.book = book
+        self.egraph = EGraph()
+        self.include(book.program)
+        self.run("(function kind (i64) Tensor :no-merge)")
+
+    def size(self) -> int:
+        """E-nodes of operators, leaves and placements."""
+        tables = self.egraph.freeze().functions
+        return sum(len(tables[name].rows) for name in self.book.constructors)
+
+    def saturate(self, ruleset: str) -> None:
+        self.run(f"(run-schedule (saturate (run {ruleset})))")
+
+    def run(self, text: str) -> bool:
+        """Whether the command changed anything; RuleConflict if two facts contradict each other."""
+        try:
+            outputs = self.egraph.run_program(*self.egraph.parse_program(text))
+        except EggSmolError as error:
+            raise RuleConflict(f"the rules contradict each other: {' '.join(str(error).split())}") from None
+        return any(getattr(output, "report", None) and output.report.updated for output in outputs)
+
+    def include(self, text: str) -> None:
+        """Run a long text: one parsed string keeps a copy of itself in every span, a file does not."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rules.egg"
+            path.write_text(text, encoding="utf-8")
+            self.run(f'(include "{path.as_posix()}")')
+
+
+def type_facts(text: str, type_: TensorType) -> str:
+    """Commands that state the local type of a term."""
+    return f'(set (shape {text}) {write(type_.shape)}) (set (dtype {text}) "{type_.dtype}")'
 
 
 class ENode(NamedTuple):
@@ -34,11 +76,15 @@ class Frozen:
         self._values: dict[tuple[str, object], Value | Placement] = {}
         tables = egraph.freeze().functions
         self._placements = {
-            row.output: self._placement(name, row) for name in ("Shard", "Replicate", "Partial") for row in tables[name].rows
+            row.output: self._placement(name, row)
+            for name in ("Shard", "Replicate", "Partial")
+            for row in tables[name].rows
         }
         self.nodes: dict[int, list[ENode]] = defaultdict(list)
         self.made_by: dict[ENode, list[str]] = defaultdict(list)
-        self.below: dict[int, list[tuple[str, Placement, int]]] = defaultdict(list)  # class -> (axis, placement, class placed)
+        self.below: dict[int, list[tuple[str, Placement, int]]] = defaultdict(
+            list
+        )  # class -> (axis, placement, class placed)
         self.placed: dict[tuple[str, Placement, int], int] = {}
         for constructor in book.constructors.values():
             table = tables[constructor.name]
@@ -47,7 +93,9 @@ class Frozen:
             elif constructor.operands or constructor.name == "Leaf":
                 for row in table.rows:
                     self.nodes[self.eclass(row.output)].append(self._enode(constructor, row.inputs))
-                for row in tables[f"{constructor.name}-by"].rows if f"{constructor.name}-by" in tables else ():
+                for row in (
+                    tables[f"{constructor.name}-by"].rows if f"{constructor.name}-by" in tables else ()
+                ):
                     name = egraph.value_to_string(row.inputs[0])
                     self.made_by[self._enode(constructor, row.inputs[1:])].append(name)
         self.shape = {self.eclass(r.inputs[0]): self._plain("Ints", r.output) for r in tables["shape"].rows}
@@ -72,7 +120,11 @@ class Frozen:
     def _read_placed(self, rows) -> None:
         for row in rows:
             axis = str(self._plain("String", row.inputs[0]))
-            placement, inner, outer = self._placements[row.inputs[1]], self.eclass(row.inputs[2]), self.eclass(row.output)
+            placement, inner, outer = (
+                self._placements[row.inputs[1]],
+                self.eclass(row.inputs[2]),
+                self.eclass(row.output),
+            )
             self.below[outer].append((axis, placement, inner))
             self.placed[axis, placement, inner] = outer
 

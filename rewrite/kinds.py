@@ -18,12 +18,13 @@ from .terms import RESULT, encode
 
 @dataclass(frozen=True)
 class Application:
-    """`tensor = kind(operands)`, for the graph's node `node`."""
+    """`tensor = kind(operands)` for the node `node`, made by the algebra rules `rules` (none: as the model has it)."""
 
     tensor: str
     kind: Kind
     operands: tuple[str, ...]
     node: str
+    rules: tuple[str, ...] = ()
 
 
 def applications(graph: Graph) -> tuple[list[Application], dict[str, TensorType]]:
@@ -57,4 +58,3 @@ def _selecting(node: Node, index: int) -> Node:
     if len(node.outputs) == 1:
         return node
     return Node(node.name, node.op, node.inputs, node.outputs, {**node.attributes, RESULT: index})
-

@@ -27,9 +27,13 @@ Choice = tuple[tuple[int, ENode], ...]  # (class, the e-node that computes it), 
 class Reader:
     """Names the classes of a frozen e-graph: roots (leaf 0 of each type, then each kind) in each of their layouts."""
 
-    def __init__(self, frozen: Frozen, kinds: Sequence[Kind], types: Sequence[TensorType], mesh: Mesh) -> None:
+    def __init__(
+        self, frozen: Frozen, kinds: Sequence[Kind], types: Sequence[TensorType], mesh: Mesh
+    ) -> None:
         self.frozen, self.kinds, self.types, self.mesh = frozen, kinds, types, mesh
-        self._layouts = {t: tuple(l for l, _ in self._placed(frozen.kind[i])) for i, t in enumerate(types)}
+        self._layouts = {
+            t: tuple(layout for layout, _ in self._placed(frozen.kind[i])) for i, t in enumerate(types)
+        }
         self.leaves: dict[int, tuple[int, TensorType, int]] = {}  # class -> (operand, type, layout index)
         for eclass, nodes in frozen.nodes.items():
             for node in nodes:
@@ -180,7 +184,9 @@ def check(frozen: Frozen, reader: Reader, mesh: Mesh) -> None:
 def _collisions(frozen: Frozen, reader: Reader) -> Iterator[tuple[str, int]]:
     """Two placements, or two tensors, that became one class (tensors of size 0 and 1 are alike in many placements)."""
     names: dict[int, tuple[str, TensorType]] = {}
-    for root, what in enumerate([*map(str, reader.types), *(f"{k.head.constructor} {k.result}" for k in reader.kinds)]):
+    for root, what in enumerate(
+        [*map(str, reader.types), *(f"{k.head.constructor} {k.result}" for k in reader.kinds)]
+    ):
         type_ = [*reader.types, *(k.result for k in reader.kinds)][root]
         if type_.size <= 1:
             continue
@@ -206,7 +212,11 @@ def _type_errors(frozen: Frozen, mesh: Mesh) -> Iterator[tuple[str, int]]:
             if key not in known:
                 known[key] = _inferred(node.head, operands, mesh)
             if known[key] != expected:
-                yield f"{node.head.constructor} {node.head.attributes} of {', '.join(map(str, operands))} gives {known[key]}, not {expected}", eclass
+                yield (
+                    f"{node.head.constructor} {node.head.attributes} of {', '.join(map(str, operands))} "
+                    f"gives {known[key]}, not {expected}",
+                    eclass,
+                )
 
 
 def _inferred(head: Head, operands: tuple[TensorType, ...], mesh: Mesh) -> TensorType | str:

@@ -14,19 +14,15 @@ rules to a fixpoint -> analysis -> types of what the rules made in between -> ch
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-
-from egglog.bindings import EGraph, EggSmolError
 
 from ..mesh import Mesh, Placement, Shard
 from ..program import TensorType
-from ..rules import RuleBook
+from ..rules import RuleBook, shipped_files
 from . import alignment
 from .collectives import infer_local
-from .egraph import Frozen
+from .egraph import Engine, Frozen, type_facts
 from .reading import Reader, check
 from .space import Kind, RuleConflict, Space
 from .terms import Head, leaf, term, write
@@ -44,8 +40,25 @@ def saturate(
 ) -> Space:
     """Place every kind on every axis of the mesh and read the result.
 
-    Raises RuleConflict if the checks after saturation fail, naming the rules that made the offending e-nodes.
+    Raises RuleConflict if the checks after saturation fail, naming the guilty rules.
     """
+    types = list(types)
+    try:
+        return _saturate(kinds, types, mesh, book, node_limit, seconds, progress)
+    except RuleConflict as conflict:
+        progress("the rules contradict each other: looking for the guilty one")
+        raise _blame(conflict, kinds, mesh, book) from None
+
+
+def _saturate(
+    kinds: Sequence[Kind],
+    types: Iterable[TensorType],
+    mesh: Mesh,
+    book: RuleBook,
+    node_limit: int = 200_000,
+    seconds: float = 60.0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Space:
     graph = _Graph(kinds, sorted(set(types), key=str), mesh, book)
     deadline = time.monotonic() + seconds
     stopped_by = "fixpoint"
@@ -63,43 +76,63 @@ def saturate(
     return graph.read(stopped_by)
 
 
-class _Graph:
-    """The e-graph while axes are placed: commands go in as text, tables come out frozen."""
+def _blame(conflict: RuleConflict, kinds: Sequence[Kind], mesh: Mesh, book: RuleBook) -> RuleConflict:
+    """The conflict, naming the rules without any one of which it does not happen."""
+
+    def problem(some: Sequence[Kind], rules: RuleBook) -> str | None:
+        try:
+            _saturate(some, {t for k in some for t in (*k.operands, k.result)}, mesh, rules)
+        except RuleConflict as found:
+            return found.problem
+        return None
+
+    some: Sequence[Kind] = next(([kind] for kind in kinds if problem([kind], book)), kinds)
+    text = problem(some, book) or conflict.problem
+    parallel = book.named("parallel")
+    guilty = [name for name in parallel if problem(some, book.without(name)) is None]
+    # Without a shipped rule the value that a wrong rule misplaces may not exist at all: blame the user's rule first.
+    own = [name for name in guilty if book.rules[name].place in _own_places(book)]
+    names = own or guilty or list(conflict.rules)
+    return RuleConflict(text, tuple(f"{name} ({book.rules[name].place})" for name in names))
+
+
+def _own_places(book: RuleBook) -> set[str]:
+    shipped = {str(path) for path in shipped_files()}
+    return {rule.place for rule in book.rules.values() if rule.place.rpartition(":")[0] not in shipped | {""}}
+
+
+class _Graph(Engine):
+    """The e-graph while axes are placed."""
 
     def __init__(self, kinds: Sequence[Kind], types: list[TensorType], mesh: Mesh, book: RuleBook) -> None:
-        self.kinds, self.types, self.mesh, self.book = kinds, types, mesh, book
-        self.egraph = EGraph()
-        self._include(book.program)
-        self._run("(function kind (i64) Tensor :no-merge)")
+        super().__init__(book)
+        self.kinds, self.types, self.mesh = kinds, types, mesh
         roots = [*((leaf(0, t), t) for t in types), *((k.text, k.result) for k in kinds)]
-        lines = [leaf(i, t) for i, t in dict.fromkeys((i, t) for k in kinds for i, t in enumerate(k.operands))]
+        lines = [
+            leaf(i, t) for i, t in dict.fromkeys((i, t) for k in kinds for i, t in enumerate(k.operands))
+        ]
         for i, (text, type_) in enumerate(roots):
-            lines.append(f"(set (kind {i}) {text}) (set (level {text}) 0) {_type_facts(text, type_)}")
-        self._include("\n".join(lines))
-        self._saturate("analysis")
-
-    def size(self) -> int:
-        """E-nodes of operators, leaves and placements."""
-        tables = self.egraph.freeze().functions
-        return sum(len(tables[name].rows) for name in self.book.constructors)
+            lines.append(f"(set (kind {i}) {text}) (set (level {text}) 0) {type_facts(text, type_)}")
+        self.include("\n".join(lines))
+        self.saturate("analysis")
 
     def start_axis(self, index: int) -> None:
         axis = self.mesh.axes[index]
         facts = [f'(set (axis-size "{axis.name}") {axis.size})', f'(set (axis-level "{axis.name}") {index})']
         facts += _alignment_facts(Frozen(self.egraph, self.book), index)
-        self._include("\n".join(facts))
-        self._saturate("analysis")
-        self._run("(run place 1)")
+        self.include("\n".join(facts))
+        self.saturate("analysis")
+        self.run("(run place 1)")
 
     def step(self) -> bool:
         """One round of the parallel rules; whether it changed anything."""
-        return self._run("(run parallel 1)")
+        return self.run("(run parallel 1)")
 
     def finish_axis(self, index: int) -> None:
-        self._saturate("analysis")
+        self.saturate("analysis")
         if index + 1 < len(self.mesh):
-            self._include("\n".join(_types_between(Frozen(self.egraph, self.book), index + 1, self.mesh)))
-            self._saturate("analysis")
+            self.include("\n".join(_types_between(Frozen(self.egraph, self.book), index + 1, self.mesh)))
+            self.saturate("analysis")
 
     def read(self, stopped_by: str) -> Space:
         frozen = Frozen(self.egraph, self.book)
@@ -113,27 +146,6 @@ class _Graph:
             eclasses=len(set(frozen.nodes) | set(frozen.below)),
             stopped_by=stopped_by,
         )
-
-    def _saturate(self, ruleset: str) -> None:
-        self._run(f"(run-schedule (saturate (run {ruleset})))")
-
-    def _run(self, text: str) -> bool:
-        try:
-            outputs = self.egraph.run_program(*self.egraph.parse_program(text))
-        except EggSmolError as error:
-            raise RuleConflict(_explain(str(error), self.book)) from None
-        return any(getattr(output, "report", None) and output.report.updated for output in outputs)
-
-    def _include(self, text: str) -> None:
-        # One parsed string keeps a copy of itself in every span; a file does not.
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "rules.egg"
-            path.write_text(text, encoding="utf-8")
-            self._run(f'(include "{path.as_posix()}")')
-
-
-def _explain(message: str, book: RuleBook) -> str:
-    return f"the rules contradict each other: {' '.join(message.split())}"
 
 
 def _alignment_facts(frozen: Frozen, level: int) -> list[str]:
@@ -163,7 +175,10 @@ def _reads(out: tuple[int, ...], operand: tuple[int, ...]) -> list[str]:
 def _shaped(head: Head, operand: tuple[int, ...]) -> list[str]:
     if head.constructor == "Reshape":
         target = head.attributes[0]
-        return [f"(aligned {write(operand)} {write(target)} {c} {d})" for c, d in alignment.reshaped(operand, target)]
+        return [
+            f"(aligned {write(operand)} {write(target)} {c} {d})"
+            for c, d in alignment.reshaped(operand, target)
+        ]
     if head.constructor == "Reduce":
         _, axes, keep = head.attributes
         pairs = alignment.surviving(len(operand), axes, keep)
@@ -199,12 +214,8 @@ def _types_between(frozen: Frozen, level: int, mesh: Mesh) -> list[str]:
 
     for eclass in list(frozen.nodes):
         if frozen.level.get(eclass) == level and eclass not in frozen.shape and (type_ := resolve(eclass)):
-            facts.append(_type_facts(text(eclass), type_))
+            facts.append(type_facts(text(eclass), type_))
     return facts
-
-
-def _type_facts(text: str, type_: TensorType) -> str:
-    return f'(set (shape {text}) {write(type_.shape)}) (set (dtype {text}) "{type_.dtype}")'
 
 
 def placement_text(placement: Placement) -> str:

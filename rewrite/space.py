@@ -70,5 +70,9 @@ class RuleConflict(UserError):
     """Saturation found that a rule is wrong; `rules` are those that made the offending e-nodes."""
 
     def __init__(self, problem: str, rules: tuple[str, ...] = ()) -> None:
-        super().__init__(f"{problem}; made by {', '.join(map(repr, rules))}" if rules else problem)
+        super().__init__(problem, rules)
         self.problem, self.rules = problem, rules
+
+    def __str__(self) -> str:
+        blame = f"rule {' or '.join(self.rules)}: " if self.rules else ""
+        return f"{blame}{self.problem}"

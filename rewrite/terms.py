@@ -80,7 +80,9 @@ def encode(node: Node) -> Head:
         return Head(form.constructor, tuple(map(_plain, values)))
     family = "Pool" if op in _POOLS else OPERATORS[op].family
     if family == "Reduce":
-        return Head("Reduce", (op.removeprefix("Reduce"), tuple(attributes["axes"]), int(attributes["keepdims"])))
+        return Head(
+            "Reduce", (op.removeprefix("Reduce"), tuple(attributes["axes"]), int(attributes["keepdims"]))
+        )
     label = op if not attributes else f"{op} {_json(attributes)}"
     if family is None:
         if not 1 <= len(node.inputs) <= 5:
@@ -94,7 +96,11 @@ def decode(head: Head) -> tuple[str, dict[str, Any], str]:
     constructor, values = head.constructor, head.attributes
     if constructor == "Gather":
         mode, axis = values
-        return ("Gather", {"axis": axis}, "") if mode == "wrap" else ("GatherOrZero", {"axis": axis}, COLLECTIVE_DOMAIN)
+        return (
+            ("Gather", {"axis": axis}, "")
+            if mode == "wrap"
+            else ("GatherOrZero", {"axis": axis}, COLLECTIVE_DOMAIN)
+        )
     if constructor == "Reduce":
         name, axes, keepdims = values
         return f"Reduce{name}", {"axes": axes, "keepdims": keepdims}, ""
@@ -142,4 +148,3 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _plain(value: Any) -> Value:
     return tuple(value) if isinstance(value, list) else value
-

@@ -40,7 +40,9 @@ def saturate_in_worker(
     """`saturate`, in a child process that is killed when it does not answer in time."""
     command = [sys.executable, "-m", "parallegg.rewrite.worker"]
     request = pickle.dumps((list(kinds), list(types), mesh, book, node_limit, seconds))
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
         killer = threading.Timer(seconds + GRACE_SECONDS, child.kill)
         killer.start()
         try:
@@ -50,7 +52,9 @@ def saturate_in_worker(
             child.kill()
 
 
-def _converse(child: subprocess.Popen[bytes], request: bytes, progress: Callable[[str], None], seconds: float) -> Space:
+def _converse(
+    child: subprocess.Popen[bytes], request: bytes, progress: Callable[[str], None], seconds: float
+) -> Space:
     assert child.stdin and child.stdout and child.stderr
     errors: list[bytes] = []
     reader = threading.Thread(target=lambda: errors.append(child.stderr.read()), daemon=True)  # type: ignore[union-attr]
@@ -66,10 +70,12 @@ def _converse(child: subprocess.Popen[bytes], request: bytes, progress: Callable
             reader.join(timeout=1)
             if code == -9:
                 raise WorkerFailed(
-                    f"saturation was stopped after {seconds:.0f} s or ran out of memory; fewer rules, a smaller mesh or a"
-                    " lower node limit help"
+                    f"saturation was stopped after {seconds:.0f} s or ran out of memory; "
+                    "fewer rules, a smaller mesh or a lower node limit help"
                 ) from None
-            raise RuntimeError(f"the saturation worker failed:\n{b''.join(errors).decode(errors='replace')}") from None
+            raise RuntimeError(
+                f"the saturation worker failed:\n{b''.join(errors).decode(errors='replace')}"
+            ) from None
         if tag == "progress":
             progress(value)
         elif tag == "error":
@@ -90,7 +96,13 @@ def _serve() -> None:
 
     try:
         space = saturate(
-            kinds, types, mesh, book, node_limit=node_limit, seconds=seconds, progress=lambda text: send("progress", text)
+            kinds,
+            types,
+            mesh,
+            book,
+            node_limit=node_limit,
+            seconds=seconds,
+            progress=lambda text: send("progress", text),
         )
     except UserError as error:
         send("error", error)

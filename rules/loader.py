@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..program import UserError
@@ -58,8 +59,18 @@ class RuleBook:
     files: tuple[str, ...]
     rules: Mapping[str, Rule]
     constructors: Mapping[str, Constructor]
-    program: str
+    statements: tuple[tuple[str, str], ...]  # (rule name or "", egglog text), declarations first
     digest: str
+
+    @property
+    def program(self) -> str:
+        """The egglog program, to be included once."""
+        return "\n".join(text for _, text in self.statements) + "\n"
+
+    def without(self, name: str) -> RuleBook:
+        """The same book lacking one rule."""
+        rules = {k: v for k, v in self.rules.items() if k != name}
+        return replace(self, rules=rules, statements=tuple(s for s in self.statements if s[0] != name))
 
     @property
     def operators(self) -> list[Constructor]:
@@ -85,13 +96,46 @@ def load_rules(extra: Sequence[str | Path] = (), *, only: Iterable[str | Path] |
     book = _Builder()
     for path in [*paths, *map(Path, extra)]:
         book.add(path, trusted=path == VOCABULARY)
+    if extra:
+        _typecheck(load_rules(only=only), [Path(path) for path in extra])
     return book.build()
+
+
+def _typecheck(known: RuleBook, extra: Sequence[Path]) -> None:
+    """Let egglog read the user's files as they are, so that what it refuses is named by file and line."""
+    from egglog.bindings import EGraph  # planning with the shipped rules alone needs it in the worker only
+
+    egraph = EGraph()
+
+    def include(path: Path) -> None:
+        egraph.run_program(*egraph.parse_program(f'(include "{path.as_posix()}")'))
+
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "known.egg"
+        base.write_text(known.program, encoding="utf-8")
+        include(base)
+    for path in extra:
+        try:
+            include(path)
+        except BaseException as error:  # egglog panics with a class of its own, derived from BaseException
+            if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+                raise
+            raise UserError(_located(path, str(error))) from None
+
+
+def _located(path: Path, message: str) -> str:
+    """egglog's `In 3:5-9 of my.egg: (text) reason` as `my.egg:3:5: reason: (text)`."""
+    flat = re.sub(r"\s+", " ", message).strip()
+    match = re.match(r"In (\d+):(\d+)-\S+ of [^:]+: (.*)", flat)
+    return f"{path}:{match[1]}:{match[2]}: {match[3]}" if match else f"{path}: {flat}"
 
 
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(f"{path}: a rule file may have {MAX_FILE_BYTES} bytes; this one has {path.stat().st_size}")
+            raise UserError(
+                f"{path}: a rule file may have {MAX_FILE_BYTES} bytes; this one has {path.stat().st_size}"
+            )
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
@@ -113,7 +157,7 @@ class _Builder:
         self.constructors: dict[str, Constructor] = {}
         self.facts: set[str] = set()  # relations that may be stated at top level
         self.declarations: list[str] = []
-        self.statements: list[str] = []  # facts and rules; they may use what any file declares
+        self.statements: list[tuple[str, str]] = []  # facts and rules; they may use what any file declares
         self.pending: list[tuple[Path, Form, bool]] = []
         self.hash = hashlib.sha256()
 
@@ -133,12 +177,31 @@ class _Builder:
             self._rule(path, form, trusted)
         for constructor in self.constructors.values():
             if constructor.name not in NOT_OPERATORS:
-                self.statements += _generated(constructor)
-                if constructor.operands:
-                    name = f"replicate-{constructor.name}"
-                    self.rules[name] = Rule(name, "parallel", "generated", "")
-        program = "\n".join([*self.declarations, *self.statements]) + "\n"
-        return RuleBook(tuple(self.files), self.rules, self.constructors, program, self.hash.hexdigest())
+                self._generate(constructor)
+        statements = (*(("", text) for text in self.declarations), *self.statements)
+        return RuleBook(tuple(self.files), self.rules, self.constructors, statements, self.hash.hexdigest())
+
+    def _generate(self, constructor: Constructor) -> None:
+        """The rules that every operator has."""
+        if not constructor.operands:
+            return
+        name, first = constructor.name, constructor.operands[0]
+        variables = [f"v{i}" for i in range(len(constructor.sorts))]
+        term = f"({name} {' '.join(variables)})"
+        placed = " ".join(
+            f"(At ax (Replicate) {v})" if i in constructor.operands else v for i, v in enumerate(variables)
+        )
+        level = (
+            f"(rule ((= y {term}) (= l (level v{first}))) ((set (level y) l)) "
+            f':ruleset analysis :name "level-{name}")'
+        )
+        rule = f"replicate-{name}"
+        text = (
+            f"(rule ((= made (At ax (Replicate) {term}))) ((union made ({name} {placed})) "
+            f'({name}-by "{rule}" {placed})) :ruleset parallel :name "{rule}")'
+        )
+        self.rules[rule] = Rule(rule, "parallel", "generated", text)
+        self.statements += [("", level), (rule, text)]
 
     def _command(self, path: Path, form: Form, trusted: bool) -> None:
         if form.items is None:
@@ -150,13 +213,15 @@ class _Builder:
         elif form.head in ("rewrite", "birewrite", "rule"):
             self.pending.append((path, form, trusted))
         elif form.head in self.facts:
-            self.statements.append(form.text)
+            self.statements.append(("", form.text))
             if any(item.items is not None for item in form.items[1:]):
                 raise _refused(path, form, "a fact at top level has plain arguments: strings and numbers")
         elif trusted and form.head in ("datatype", "sort", "ruleset"):
             self.declarations.append(form.text)
         else:
-            allowed = "constructor, relation, function, rewrite, birewrite, rule and facts of declared relations"
+            allowed = (
+                "constructor, relation, function, rewrite, birewrite, rule and facts of declared relations"
+            )
             raise _refused(path, form, f"'{form.head}' is not allowed in a rule file; it may hold {allowed}")
 
     def _constructor(self, path: Path, form: Form) -> None:
@@ -167,9 +232,17 @@ class _Builder:
         if name in self.constructors:
             raise _refused(path, form, f"the operator {name!r} is declared already")
         constructor = Constructor(name, tuple(item.text for item in items[2].items))
-        unknown = [sort for sort in constructor.sorts if sort not in ("Tensor", "Ints", "i64", "f64", "String", "Placement")]
+        unknown = [
+            sort
+            for sort in constructor.sorts
+            if sort not in ("Tensor", "Ints", "i64", "f64", "String", "Placement")
+        ]
         if unknown:
-            raise _refused(path, form, f"unknown sort {unknown[0]!r}; a constructor takes Tensor, Ints, i64, f64 or String")
+            raise _refused(
+                path,
+                form,
+                f"unknown sort {unknown[0]!r}; a constructor takes Tensor, Ints, i64, f64 or String",
+            )
         self.constructors[name] = constructor
         self.declarations.append(form.text)
         if name not in NOT_OPERATORS:
@@ -189,20 +262,21 @@ class _Builder:
             raise _refused(path, form, f"the rule name {name!r} is taken by {self.rules[name].place}")
         if not trusted and ruleset not in RULESETS:
             if ruleset == "analysis" and form.head == "rule":
-                self.statements.append(form.text)
+                self.statements.append(("", form.text))
                 return
             raise _refused(path, form, f"ruleset {ruleset!r} is not one of {', '.join(RULESETS)}")
         if not trusted:
             self.rules[name] = Rule(name, ruleset, f"{path}:{form.line}", form.text)
-        if ruleset != "parallel":
-            self.statements.append(form.text)
+        if ruleset not in ("parallel", "algebra"):
+            self.statements.append((name, form.text))
             return
-        if form.head == "birewrite":
+        if form.head == "birewrite" and ruleset == "parallel":
             raise _refused(path, form, "a parallel rule has one direction: use rewrite")
-        as_rule = _as_rule(form) if form.head == "rewrite" else form
-        for problem in _undisciplined(as_rule, self.constructors):
-            raise _refused(path, form, problem)
-        self.statements.append(_with_provenance(as_rule, name, self.constructors))
+        for rule in _as_rules(form):
+            problems = _undisciplined(rule, self.constructors) if ruleset == "parallel" else _unplaced(rule)
+            for problem in problems:
+                raise _refused(path, form, problem)
+            self.statements.append((name, _with_provenance(rule, name, self.constructors)))
 
     def _option(self, path: Path, form: Form, key: str) -> str:
         value = form.option(key)
@@ -215,14 +289,27 @@ def _refused(path: Path, form: Form, reason: str) -> UserError:
     return UserError(f"{path}:{form.line}:{form.column}: {reason}: {_excerpt(form)}")
 
 
-def _as_rule(form: Form) -> Form:
-    """(rewrite L R :when (C ..) ...) as (rule ((= made L) C ..) ((union made R)) ...)."""
+def _as_rules(form: Form) -> list[Form]:
+    """(rewrite L R :when (C ..) ..) as (rule ((= made L) C ..) ((union made R)) ..); a birewrite N as N and N-back."""
+    if form.head == "rule":
+        return [form]
     left, right = (form.items or ())[1:3]
-    when = form.option(":when")
+    when, name, ruleset = (form.option(key) for key in (":when", ":name", ":ruleset"))
     conditions = " ".join(item.text for item in (when.items or ())) if when else ""
-    options = " ".join(f"{key} {value.text}" for key in (":ruleset", ":name") if (value := form.option(key)))
-    text = f"(rule ((= made {left.text}) {conditions}) ((union made {right.text})) {options})"
-    return read(text)[0]
+    label = name.text.strip('"') if name else ""
+    directions = [(left, right, label), (right, left, f"{label}-back")]
+    return [
+        read(
+            f'(rule ((= made {a.text}) {conditions}) ((union made {b.text})) :ruleset {ruleset.text} :name "{n}")'
+        )[0]  # type: ignore[union-attr]
+        for a, b, n in (directions if form.head == "birewrite" else directions[:1])
+    ]
+
+
+def _unplaced(rule: Form) -> Iterable[str]:
+    """Why an algebra rule cannot be one: algebra knows no placements and runs before any."""
+    if any(form.head == "At" for form in rule.walk()):
+        yield "an algebra rule knows no placements: a rule with At belongs to the ruleset parallel"
 
 
 def _undisciplined(rule: Form, constructors: Mapping[str, Constructor]) -> Iterable[str]:
@@ -235,12 +322,17 @@ def _undisciplined(rule: Form, constructors: Mapping[str, Constructor]) -> Itera
     for action in actions.items or ():
         for form in action.walk():
             constructor = constructors.get(form.head)
-            if constructor is None or form.head == "At" or len(form.items or ()) != len(constructor.sorts) + 1:
+            if (
+                constructor is None
+                or form.head == "At"
+                or len(form.items or ()) != len(constructor.sorts) + 1
+            ):
                 continue
             for position in constructor.operands:
                 operand = form.items[position + 1]
                 if operand.items is None and operand.text not in placed | bound:
-                    yield f"operand {operand.text!r} of {form.head} is not placed: write (At axis placement {operand.text})"
+                    name = operand.text
+                    yield f"operand {name!r} of {form.head} is not placed: write (At axis placement {name})"
 
 
 def _equated(condition: Form, head: str) -> list[tuple[Form, Form]]:
@@ -254,7 +346,11 @@ def _equated(condition: Form, head: str) -> list[tuple[Form, Form]]:
 def _with_provenance(rule: Form, name: str, constructors: Mapping[str, Constructor]) -> str:
     """The rule, also recording that it made the e-node it unites."""
     conditions, actions = (rule.items or ())[1:3]
-    lets = {a.items[1].text: a.items[2] for a in actions.items or () if a.head == "let" and len(a.items or ()) == 3}
+    lets = {
+        a.items[1].text: a.items[2]
+        for a in actions.items or ()
+        if a.head == "let" and len(a.items or ()) == 3
+    }
     records = []
     for action in actions.items or ():
         if action.head != "union" or len(action.items or ()) != 3:
@@ -268,19 +364,3 @@ def _with_provenance(rule: Form, name: str, constructors: Mapping[str, Construct
     options = " ".join(f"{key} {value.text}" for key in (":ruleset", ":name") if (value := rule.option(key)))
     body = " ".join(action.text for action in actions.items or ())
     return f"(rule {conditions.text} ({body} {' '.join(records)}) {options})"
-
-
-def _generated(constructor: Constructor) -> list[str]:
-    if not constructor.operands:
-        return []
-    name, first = constructor.name, constructor.operands[0]
-    variables = [f"v{i}" for i in range(len(constructor.sorts))]
-    term = f"({name} {' '.join(variables)})"
-    placed = " ".join(
-        f"(At ax (Replicate) {v})" if i in constructor.operands else v for i, v in enumerate(variables)
-    )
-    return [
-        f"(rule ((= made (At ax (Replicate) {term}))) ((union made ({name} {placed})) "
-        f'({name}-by "replicate-{name}" {placed})) :ruleset parallel :name "replicate-{name}")',
-        f"(rule ((= y {term}) (= l (level v{first}))) ((set (level y) l)) :ruleset analysis :name \"level-{name}\")",
-    ]

@@ -6,6 +6,7 @@ its column and its text. Nesting is bounded, so a hostile file costs no more tha
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Form:
     def option(self, key: str) -> Form | None:
         """The form that follows the keyword `key` in this list."""
         items = self.items or ()
-        for keyword, value in zip(items, items[1:], strict=False):
+        for keyword, value in itertools.pairwise(items):
             if keyword.text == key:
                 return value
         return None
