@@ -75,7 +75,7 @@ def _gather(a: Attributes, data: Array, indices: Array) -> Array:
 
 def _elements_index(data: Array, indices: Array, axis: int) -> tuple[Array, ...]:
     """The positions that indices beside `axis` name; they may cover less than the data."""
-    index = list(np.indices(indices.shape))
+    index: list[Any] = list(np.indices(indices.shape))
     index[axis] = _indices(indices, data.shape[axis])
     return tuple(index)
 

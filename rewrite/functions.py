@@ -7,6 +7,8 @@ models, but leaves out attributes that have their default and fails on optional 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import defs, helper
@@ -36,7 +38,8 @@ def function_body(call: Call, opset: int) -> tuple[onnx.FunctionProto, int] | No
     return body, next((o.version for o in body.opset_import if o.domain in ("", "ai.onnx")), call.opset)
 
 
-def _body(schema: defs.OpSchema, call: Call, opset: int) -> onnx.FunctionProto | None:
+def _body(schema: Any, call: Call, opset: int) -> onnx.FunctionProto | None:
+    # The schema is Any: onnx's stubs lag behind its functions by opset.
     body = onnx.FunctionProto()
     if versions := [v for v in schema.function_opset_versions if v <= opset]:
         body.ParseFromString(schema.get_function_with_opset_version(max(versions)))

@@ -8,6 +8,7 @@ Every failure is a `UserError` naming the file.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,24 @@ def read_model(path: Path) -> onnx.ModelProto:
         raise UserError(
             f"{path}: not an ONNX model, or a truncated one: no IR version, opset or graph output found"
         )
+    if not all(isinstance(name, str) for name in _names(model.graph)):
+        raise UserError(f"{path}: damaged: a name in it is no UTF-8 text")
     return _inline_functions(model, path) if model.functions else model
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Every name in a graph; protobuf gives bytes where the file's text is no UTF-8."""
+    yield graph.name
+    for named in (*graph.initializer, *graph.input, *graph.output):
+        yield named.name
+    for value in graph.input:
+        yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield from (attribute.name, attribute.ref_attr_name)
+            if attribute.HasField("g"):
+                yield from _names(attribute.g)
 
 
 def _inline_functions(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
@@ -61,6 +79,9 @@ def dtype_name(elem_type: int) -> str:
 
 
 def tensor_type(tensor: TensorProto) -> TensorType:
+    """The declared type; ValueError when it is not one of ours."""
+    if any(size < 0 for size in tensor.dims):
+        raise ValueError(f"shape {tuple(tensor.dims)} has a negative size")
     return TensorType(tuple(tensor.dims), dtype_name(tensor.data_type))
 
 

@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..program import TensorType
-from .builder import Builder
+from .builder import FOLD_BYTES, Builder
 from .graph import fill_value
 from .model_file import dtype_name
 from .operators import broadcast, need
@@ -259,7 +259,7 @@ def _where(call: Call) -> str:
     return call.emit("Where", call[0], call[1], call[2])
 
 
-_LOWEST, _HIGHEST = _single(np.finfo(np.float32).min), _single(np.finfo(np.float32).max)
+_LOWEST, _HIGHEST = (float(bound) for bound in (np.finfo(np.float32).min, np.finfo(np.float32).max))
 
 
 @onnx_op("Clip")
@@ -379,7 +379,7 @@ def _einsum(call: Call) -> str:
 # ---------------------------------------------------------------------------------- windows: Conv and pools
 
 
-def _window(call: Call, kernel: Sequence[int]) -> dict[str, tuple[int, ...]]:
+def _window(call: Call, kernel: Sequence[int]) -> dict[str, Any]:
     """strides, pads and dilations, every automatic padding resolved."""
     n = len(kernel)
     sizes = call.type(0).shape[2:]
@@ -1089,7 +1089,7 @@ def _range(call: Call) -> str:
     start, limit, delta = (call.static(i, what) for i, what in enumerate(("start", "limit", "delta")))
     need(bool(delta.any()), "delta is zero")
     count = max(math.ceil((limit.item() - start.item()) / delta.item()), 0)
-    need(count < 2**28, f"the range has {count} elements")
+    need(count * start.dtype.itemsize <= FOLD_BYTES, f"the range has {count} elements, too many to fold")
     work = np.dtype(np.float32) if start.dtype.itemsize == 2 and start.dtype.kind not in "iu" else start.dtype
     values = np.arange(count).astype(work) * delta.reshape(()).astype(work) + start.reshape(()).astype(work)
     return _value(call, values.astype(start.dtype))
@@ -1099,6 +1099,7 @@ def _range(call: Call) -> str:
 def _eye_like(call: Call) -> str:
     x = call.type(0)
     need(x.rank == 2, f"the input must be a matrix, got {x}")
+    need(x.bytes <= FOLD_BYTES, f"{x} is too large to fold")
     dtype = dtype_name(call.attribute("dtype")) if "dtype" in call.attributes else x.dtype
     return _value(call, np.eye(*x.shape, k=call.attribute("k", 0), dtype=np.dtype(dtype)))
 
@@ -1106,7 +1107,8 @@ def _eye_like(call: Call) -> str:
 @onnx_op("NonZero")
 def _non_zero(call: Call) -> str:
     value = call.builder.known(call[0])
-    need(value is not None, "the output's shape depends on data; shapes must be known before running")
+    if value is None:
+        raise ValueError("the output's shape depends on data; shapes must be known before running")
     return _value(call, np.asarray(np.nonzero(value), np.int64))
 
 

@@ -111,7 +111,10 @@ class _Reader:
         """A float ConstantOfShape over a stored shape stands for a weight, in models stripped of theirs."""
         if node.op_type != "ConstantOfShape" or not node.input or node.input[0] not in self.stored:
             return False
-        fill = fill_value(node)
+        try:
+            fill = fill_value(node)
+        except (ValueError, TypeError):
+            return False  # said when the node is read
         shape = self.builder.known(scope.names[node.input[0]])
         if fill.dtype.name not in FLOATING or shape is None or np.prod(shape, initial=1) <= 1:
             return False
@@ -209,8 +212,8 @@ class _Reader:
     def _compare(self, output: onnx.ValueInfoProto, found: TensorType) -> None:
         """The declared type must be the inferred one; sizes may be stale where the user overrode a shape."""
         declared = output.type.tensor_type
-        if declared.elem_type and dtype_name(declared.elem_type) != found.dtype:
-            name = dtype_name(declared.elem_type)
+        name = _dtype_label(declared.elem_type)
+        if declared.elem_type and name != found.dtype:
             raise UserError(
                 f"{self.path}: output {output.name!r} is declared {name}, but its nodes make {found}"
             )
@@ -313,6 +316,13 @@ class _InputTypes:
             f"{self.path}: dimension {which} of input {value.name!r}, {_declared(value)}, is open: "
             f"fix it, for example by --shape {value.name}={_example(value)}"
         )
+
+
+def _dtype_label(elem_type: int) -> str:
+    try:
+        return dtype_name(elem_type)
+    except ValueError:
+        return f"element type {elem_type}"
 
 
 def _declared(value: onnx.ValueInfoProto) -> str:

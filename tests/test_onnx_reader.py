@@ -19,7 +19,7 @@ from onnx.backend.test import __file__ as onnx_backend_test
 from parallegg.program import Node, TensorType, UserError
 from parallegg.rewrite.graph import Graph, tensor_source
 from parallegg.rewrite.onnx_reader import load
-from parallegg.tests.onnx_export import random_inputs, run, session
+from parallegg.tests.onnx_export import export, random_inputs, run, session
 
 DATA = Path(__file__).parent / "data"
 LIGHT = Path(onnx_backend_test).parent / "data" / "light"
@@ -240,6 +240,81 @@ def test_if_takes_the_constant_branch_and_captures(tmp_path):
     np.testing.assert_allclose(y, floats(2, 3) * weights["w"])
 
 
+def test_local_functions_are_inlined(tmp_path):
+    opset = [helper.make_opsetid("", 17)]
+    body = [helper.make_node("Mul", ["a", "a"], ["b"]), helper.make_node("Relu", ["b"], ["c"])]
+    function = helper.make_function("mine", "SquareRelu", ["a"], ["c"], body, opset)
+    call = helper.make_node("SquareRelu", ["x"], ["y"], "call", domain="mine")
+    graph = helper.make_graph([call], "g", [info("x", (2,))], [info("y", (2,))])
+    opsets = [*opset, helper.make_opsetid("mine", 1)]
+    model = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=8)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    assert [node.op for node in load(tmp_path / "m.onnx").nodes] == ["Mul", "Relu"]
+
+
+# ------------------------------------------------------------------------------------ the backend suite
+
+# Cases of operators without a row, of data-dependent operands, of types we lack are refused; the rest must agree.
+BACKEND_PASSES = 840
+# onnx.reference sizes these pools wrongly; ONNX Runtime agrees with us.
+REFERENCE_LIMITS = {"test_maxpool_2d_same_upper", "test_maxpool_2d_same_lower"}
+
+
+def backend_graph(model, values, path):
+    """The graph of a backend case; operands that must be static are stored where feeding them is refused."""
+    refusal = None
+    for stored in (lambda v: False, lambda v: v.dtype.kind in "iub" or v.size <= 1, lambda v: True):
+        baked = onnx.ModelProto()
+        baked.CopyFrom(model)
+        pairs = list(zip((value.name for value in model.graph.input), values, strict=False))
+        later = [(name, v) for name, v in pairs[1:] if isinstance(v, np.ndarray) and stored(v)]
+        baked.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in later)
+        path.write_bytes(baked.SerializeToString())
+        try:
+            return load(path)
+        except UserError as error:
+            refusal = error
+    raise refusal
+
+
+def close(found, expected):
+    for a, b in zip(found, expected, strict=False):
+        a, tolerance = np.asarray(a), 1e-3 if b.dtype.itemsize > 2 else 2e-2
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        wide = (a, b) if b.dtype.kind == "b" else (a.astype(np.float64), b.astype(np.float64))
+        np.testing.assert_allclose(*wide, rtol=tolerance, atol=tolerance / 100, equal_nan=True)
+
+
+@pytest.mark.sweep
+@pytest.mark.filterwarnings("ignore")
+def test_backend_suite(tmp_path):
+    from onnx.backend.test.loader import load_model_tests
+    from onnx.reference import ReferenceEvaluator
+
+    passed, failed = 0, []
+    for case in load_model_tests(kind="node"):
+        if case.model is None or case.data_sets is None or "_expanded" in case.name:
+            continue
+        inputs, outputs = case.data_sets[0]
+        if not all(isinstance(value, np.ndarray) for value in (*inputs, *outputs)):
+            continue
+        try:
+            graph = backend_graph(case.model, inputs, tmp_path / "m.onnx")
+        except UserError:
+            continue
+        feeds = {value.name: v for value, v in zip(case.model.graph.input, inputs, strict=False)}
+        feeds = {name: feeds[name] for name in graph.inputs}
+        weight = tensor_source(graph)
+        feeds |= {name: np.asarray(weight(name)) for name in (*graph.parameters, *graph.constants)}
+        try:
+            close(ReferenceEvaluator(export(graph)).run(None, feeds), outputs)
+            passed += 1
+        except Exception as error:
+            failed.append((case.name, " ".join(str(error).split())[:100]))
+    assert {name for name, _ in failed} <= REFERENCE_LIMITS, failed
+    assert passed >= BACKEND_PASSES
+
+
 # -------------------------------------------------------------------------------- parameters and outputs
 
 
@@ -431,6 +506,38 @@ def test_not_a_model(content, tmp_path):
     path.write_bytes((DATA / "bert.dynamo.onnx").read_bytes()[:-1000] if content == "truncated" else content)
     with pytest.raises(UserError, match="truncated"):
         load(path)
+
+
+def test_names_must_be_text(tmp_path):
+    path = save(tmp_path / "m.onnx", [node("Relu")], [info("x", (2,))], [info("y", (2,))])
+    path.write_bytes(path.read_bytes().replace(b"here", b"\xff\xfe\xfd\xfc"))
+    with pytest.raises(UserError, match=r"m\.onnx: damaged: a name in it is no UTF-8 text"):
+        load(path)
+
+
+def test_mutated_models_are_read_or_refused(tmp_path):
+    """Whatever a model says, the answer is a graph or a UserError in one line."""
+    original = onnx.load(DATA / "gpt2.legacy_dyn.onnx")
+    rng = np.random.default_rng(0)
+    names = [output for one in original.graph.node for output in one.output]
+    for _ in range(60):
+        model = onnx.ModelProto()
+        model.CopyFrom(original)
+        one = model.graph.node[rng.integers(len(model.graph.node))]
+        match rng.integers(4):
+            case 0:
+                one.op_type = model.graph.node[rng.integers(len(model.graph.node))].op_type
+            case 1:
+                one.input.append(names[rng.integers(len(names))])
+            case 2:
+                del one.input[:1]
+            case 3:
+                del one.attribute[:1]
+        (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+        try:
+            load(tmp_path / "m.onnx", {"input_ids": (2, 8)})
+        except UserError as error:
+            assert "m.onnx" in str(error) and "\n" not in str(error)
 
 
 def test_no_file(tmp_path):
