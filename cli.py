@@ -238,6 +238,21 @@ def parse_pins(texts: Sequence[str], mesh: Mesh) -> dict[str, str]:
     return pins
 
 
+def check_pins(pins: Mapping[str, str], graph: Graph, mesh: Mesh) -> None:
+    """Refuse a pin of something else than an input, weight or output, or that its sizes do not allow."""
+    known = (*graph.inputs, *graph.parameters, *graph.outputs)
+    for name, layout in pins.items():
+        if name not in known:
+            few = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
+            raise UserError(
+                f"--pin {name}={layout}: no input, weight or output has this name; there are {few}"
+            )
+        try:
+            mesh.local_shape(graph.types[name].shape, parse_layout(layout))
+        except ValueError as error:
+            raise UserError(f"--pin {name}={layout}: {error}") from None
+
+
 def check_output(path: Path) -> None:
     """Refuse a place where nothing can be written, before any work is done."""
     if path.is_dir():
@@ -345,6 +360,7 @@ def plan(
     load_rules(rules or ())
     with _Progress(f"reading {model}") as progress:
         graph = _load(model, shapes)
+        check_pins(pins, graph, parsed_mesh)
         planned = make_plan(
             graph, parsed_mesh, hardware=profile, memory_bytes=limit, rules=rules or (), pins=pins,
             options=_options(time_limit, node_limit), progress=progress,
