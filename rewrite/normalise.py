@@ -545,7 +545,10 @@ def _log_sum_exp(call: Call, axes: tuple[int, ...], keepdims: int) -> str:
 
 
 def _lowest(dtype: str) -> float:
-    return {"float16": -65504.0, "float64": float(np.finfo(np.float64).min)}.get(dtype, _LOWEST)
+    """The most negative finite value, or nearly."""
+    return {"float16": -65504.0, "bfloat16": -3e38, "float64": float(np.finfo(np.float64).min)}.get(
+        dtype, _LOWEST
+    )
 
 
 def _as_float(call: Call, op: str, x: str, label: str = "") -> str:
