@@ -85,8 +85,10 @@ def encode(node: Node) -> Head:
         )
     label = op if not attributes else f"{op} {_json(attributes)}"
     if family is None:
-        if not 1 <= len(node.inputs) <= 5:
-            raise UserError(f"node {node.name!r} ({op}): an operator without rules has 1 to 5 operands")
+        if not 1 <= len(node.inputs) <= 3:
+            raise UserError(
+                f"node {node.name!r} ({op}): {len(node.inputs)} operands; an operator without rules of its own has 1 to 3"
+            )
         family = f"Opaque{len(node.inputs)}"
     return Head(family, (label,))
 
