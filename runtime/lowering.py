@@ -38,6 +38,10 @@ Options = Mapping[str, Any]
 QUICK: Options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
+class ReplicasDiffer(UserError):
+    """Devices hold different values of what the plan calls replicated."""
+
+
 # ---------------------------------------------------------------- nodes
 
 
@@ -213,8 +217,8 @@ def require_equal_replicas(name: str, array: jax.Array) -> None:
     for shard in array.addressable_shards:
         part = np.asarray(shard.data)
         if not close(first.setdefault(str(shard.index), part), part):
-            raise UserError(
-                f"output {name!r}: devices hold different values of what the plan calls replicated"
+            raise ReplicasDiffer(
+                f"output {name!r}: devices hold different values of what is called replicated"
             )
 
 

@@ -28,6 +28,7 @@ from ..rewrite.graph import Graph
 from ..runtime.lowering import (
     QUICK,
     Executable,
+    ReplicasDiffer,
     Source,
     as_float64,
     assemble,
@@ -66,6 +67,10 @@ def compare(graph: Graph, plan: Plan, *, seed: int = 0, source: Source | None = 
     for values, expected in samples:
         try:
             found = run_plan(program, values)
+        except ReplicasDiffer as error:
+            return Comparison(
+                "refuted", str(error), checked, first_divergence(original, program, values), seed
+            )
         except (UserError, TypeError, ValueError, KeyError, IndexError) as error:
             return Comparison("refuted", f"the plan does not run: {error}", checked, seed=seed)
         for name, theirs in expected.items():
@@ -108,7 +113,8 @@ def disagreement(found: np.ndarray | None, expected: np.ndarray) -> str:
 def first_divergence(original: Original, program: Executable, values: Values) -> str | None:
     plan, known = program.plan, original.graph.types
     produced = [port.local for port in plan.inputs] + [name for node in plan.nodes for name in node.outputs]
-    named = [(tensor, *tensor.rpartition("@")[::2]) for tensor in produced]
+    # A copy on its way to another layout is called "<tensor>@<layout>><its goal>".
+    named = [(tensor, *tensor.partition(">")[0].rpartition("@")[::2]) for tensor in produced]
     named = [(tensor, logical, layout) for tensor, logical, layout in named if logical in known]
     theirs = original.tensors({logical for _, logical, _ in named}, values)
     inputs = {port.name: values[port.name] for port in plan.inputs if port.kind == "input"}
