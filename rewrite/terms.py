@@ -87,7 +87,7 @@ def encode(node: Node) -> Head:
     if family is None:
         if not 1 <= len(node.inputs) <= 3:
             raise UserError(
-                f"node {node.name!r} ({op}): {len(node.inputs)} operands; an operator without rules of its own has 1 to 3"
+                f"node {node.name!r} ({op}): {len(node.inputs)} operands; an operator without own rules has 1 to 3"
             )
         family = f"Opaque{len(node.inputs)}"
     return Head(family, (label,))

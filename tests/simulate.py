@@ -1,7 +1,7 @@
 """A mesh in NumPy: every device's block in one array, collectives as array operations.
 
-Independent of the runtime's lowering (only the operators' own functions are shared): a strategy's local steps are run on
-every coordinate and the result is put together again.
+Independent of the runtime's lowering (only the operators' own functions are shared): a strategy's local steps are run
+on every coordinate and the result is put together again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every shipped parallel rule: it fires, and what it makes means the same.
 
-Each operator of the zoo is saturated on meshes with one and two axes of unequal sizes; every strategy and every move that
-the e-graph offers is executed on a mesh simulated in NumPy and compared with the operator itself. A rule that no
+Each operator of the zoo is saturated on meshes with one and two axes of unequal sizes; every strategy and every move
+that the e-graph offers is executed on a mesh simulated in NumPy and compared with the operator itself. A rule that no
 strategy or move rests on fails.
 """
 
