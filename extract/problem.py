@@ -132,7 +132,7 @@ class Solution:
         return 0.0 if self.cost <= 0 else max(0.0, (self.cost - self.bound) / self.cost)
 
 
-class Infeasible(Exception):  # noqa: N818
+class Infeasible(Exception):
     """No choice fits; `smallest_memory` is the least limit for which one is known to."""
 
     def __init__(self, message: str, smallest_memory: float | None = None) -> None:

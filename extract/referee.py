@@ -28,6 +28,11 @@ from scipy.sparse import coo_matrix
 
 from .problem import Infeasible, Problem, priced_with_absent
 
+_STOPPED = (
+    highspy.HighsModelStatus.kTimeLimit,
+    highspy.HighsModelStatus.kSolutionLimit,  # also the node limit
+    highspy.HighsModelStatus.kIterationLimit,
+)
 _OBJECTIVE_SCALE = 1000.0  # HiGHS's tolerances are absolute: costs are scaled to about this
 
 
@@ -71,8 +76,10 @@ class Answer:
 def optimum(problem: Problem) -> tuple[NDArray[np.int64], float]:
     """The cheapest choice that fits, and its cost."""
     answer = solve_program(problem)
-    if answer.choice is None:
+    if answer.choice is None and answer.proved:
         raise Infeasible("no choice has all its conversions and fits in memory")
+    if not answer.proved:
+        raise RuntimeError("HiGHS stopped before it had proved an optimum")
     return answer.choice, problem.cost(answer.choice)
 
 
@@ -97,8 +104,8 @@ def brute_force(problem: Problem, most: int = 1_000_000) -> tuple[NDArray[np.int
 def pair_count(problem: Problem, keep: Sequence[NDArray[np.int64]]) -> int:
     """How many (arc, p, q) the 0/1 program would have: its size."""
     total = 0
-    maker = {o.output: k for o, k in zip(problem.operators, keep, strict=True)}
-    labels = {o.output: len(np.unique(o.out[maker[o.output]])) for o in problem.operators}
+    made = zip(problem.operators, keep, strict=True)
+    labels = {operator.output: len(np.unique(operator.out[kept])) for operator, kept in made}
     for operator, kept in zip(problem.operators, keep, strict=True):
         total += sum(labels[t] * len(np.unique(operator.reads[kept, a])) for a, t in enumerate(operator.arcs))
     return total
@@ -109,6 +116,7 @@ def solve_program(
     keep: Sequence[NDArray[np.int64]] | None = None,
     *,
     relaxed: bool = False,
+    gap: float = 0.0,
     node_limit: int | None = None,
     seconds: float | None = None,
 ) -> Answer:
@@ -128,7 +136,13 @@ def solve_program(
             _flows(program, problem, keep, x, t, tables[id(conversion)])
     if np.isfinite(problem.memory_limit):
         _memory_row(program, problem, keep, x)
-    return _run(program, x, keep, relaxed, node_limit, seconds)
+    highs, scale = _highs(program, len(x), relaxed)
+    options = {"mip_rel_gap": max(gap, 1e-9), "mip_max_nodes": node_limit, "time_limit": seconds}
+    for name, value in options.items():
+        if value is not None:
+            highs.setOptionValue(name, value)
+    highs.run()
+    return _answer(highs, scale, x, keep, relaxed)
 
 
 def _choose_one(program: _Program, x: list[NDArray[np.int64]]) -> None:
@@ -141,7 +155,7 @@ def _memory_row(
     program: _Program, problem: Problem, keep: Sequence[NDArray[np.int64]], x: list[NDArray[np.int64]]
 ) -> None:
     """Bytes relative to the limit, so that HiGHS's absolute tolerance is one part in a million of it."""
-    unit = max(abs(problem.memory_limit), 1e-300)
+    unit = problem.memory_limit or max(float(np.abs(o.memory).max()) for o in problem.operators) or 1.0
     row = program.add_rows(1, -highspy.kHighsInf, problem.memory_limit / unit)
     for operator, kept, columns in zip(problem.operators, keep, x, strict=True):
         program.put(np.broadcast_to(row, len(columns)), columns, operator.memory[kept] / unit)
@@ -200,7 +214,7 @@ def _lp(program: _Program, scale: float, relaxed: bool) -> highspy.HighsLp:
     lp.num_col_, lp.num_row_ = program.columns, program.rows
     lp.col_cost_ = np.concatenate(program.cost) * scale
     lp.col_lower_ = np.zeros(program.columns)
-    lp.col_upper_ = np.full(program.columns, highspy.kHighsInf)
+    lp.col_upper_ = np.ones(program.columns)  # implied by the rows; without it presolve was seen not to end
     lp.row_lower_, lp.row_upper_ = np.concatenate(program.low), np.concatenate(program.high)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     lp.a_matrix_.start_, lp.a_matrix_.index_ = matrix.indptr, matrix.indices
@@ -211,35 +225,35 @@ def _lp(program: _Program, scale: float, relaxed: bool) -> highspy.HighsLp:
     return lp
 
 
-def _run(
-    program: _Program,
-    x: list[NDArray[np.int64]],
-    keep: Sequence[NDArray[np.int64]],
-    relaxed: bool,
-    node_limit: int | None,
-    seconds: float | None,
-) -> Answer:
-    typical = sum(float(np.abs(program.cost[o]).min()) for o in range(len(x)))
+def _highs(program: _Program, operators: int, relaxed: bool) -> tuple[highspy.Highs, float]:
+    """The loaded solver, and what costs were multiplied with."""
+    typical = sum(float(np.abs(cost).min()) for cost in program.cost[:operators])
     largest = max(float(np.abs(cost).max(initial=0.0)) for cost in program.cost)
     scale = _OBJECTIVE_SCALE / (typical if typical > 1e-9 * largest else largest or 1.0)
     highs = highspy.Highs()
-    options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 1e-9, "mip_abs_gap": 1e-7}
-    if node_limit is not None:
-        options["mip_max_nodes"] = node_limit
-    if seconds is not None:
-        options["time_limit"] = seconds
-    for name, value in options.items():
+    for name, value in {"output_flag": False, "threads": 1, "random_seed": 0, "mip_abs_gap": 1e-7}.items():
         highs.setOptionValue(name, value)
     highs.passModel(_lp(program, scale, relaxed))
-    highs.run()
+    return highs, scale
+
+
+def _answer(
+    highs: highspy.Highs,
+    scale: float,
+    x: list[NDArray[np.int64]],
+    keep: Sequence[NDArray[np.int64]],
+    relaxed: bool,
+) -> Answer:
     status, info = highs.getModelStatus(), highs.getInfo()
     if status == highspy.HighsModelStatus.kInfeasible:
         return Answer(None, np.inf, True)
     proved = status == highspy.HighsModelStatus.kOptimal
+    if not proved and status not in _STOPPED:
+        return Answer(None, -np.inf, False)
     if relaxed:
         return Answer(None, info.objective_function_value / scale if proved else -np.inf, proved)
     values = np.array(highs.getSolution().col_value)
-    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible or not len(values):
+    if info.primal_solution_status != highspy.kSolutionStatusFeasible or not len(values):
         return Answer(None, info.mip_dual_bound / scale, False)
     chosen = [k[int(np.argmax(values[columns]))] for k, columns in zip(keep, x, strict=True)]
     return Answer(np.array(chosen, dtype=np.int64), info.mip_dual_bound / scale, proved)

@@ -1,9 +1,10 @@
 """Random legal choices: every conversion that they need exists. For tests of what plans mean.
 
 In: a Problem, a NumPy generator, and optionally weights per operator's strategies.  Out: a choice.
-Operators choose in topological order, each trying its strategies in a random order (heavier ones tend to
-come first: the keys are log weight + Gumbel noise, so the first is drawn in proportion to the weights; weight 0
-comes last). A strategy must reach every label it reads and leave each consumer a strategy that can still read it.
+Operators choose in topological order, each trying its strategies in a random order. Heavier ones tend to
+come first: the keys are log weight + Gumbel noise, so the first is drawn in proportion to the weights
+(0 comes last).
+A strategy must reach every label it reads and leave each consumer a strategy that can still read it.
 Backtracking is bounded; then the 0/1 program with random costs decides. Memory limits are not looked at.
 """
 

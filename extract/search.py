@@ -6,7 +6,7 @@ Out: a Solution whose cost was recomputed with Problem.cost and whose bound is p
     plans      decode_forward, decode_backward   greedy in pass order, true prices behind, messages ahead
                descend                           best single-operator moves until none helps
                _Search.axis_search               free one mesh axis, then pairs, others as in the plan
-    pruning    _Search.prune                     a strategy goes if each choice with it is dearer than the plan
+    pruning    _Search.prune                     a strategy goes if each choice with it exceeds the plan
     driver     _Search.run                       six hard double sweeps, probe; four soft ones, probe; repeat
     survivors  _Search.finish                    the exact 0/1 program over the strategies left
     memory     _Limited                          a price nu on memory, by secant; bound B(nu) - nu M
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from .dual import Dual, Fan, Floats, Ints, PriceTables, Unit
 from .problem import ABSENT, Infeasible, Problem, Solution
-from .referee import solve_program
+from .referee import Answer, pair_count, solve_program
 
 HARD_SWEEPS = 6
 SOFT_SWEEPS = 4  # between two probes
@@ -37,8 +37,11 @@ TEMPERATURES = np.concatenate(
 )  # of B / #operators
 TINY_PAIRS = 3_000  # a 0/1 program of this many pairs takes milliseconds
 MOST_PAIRS = 60_000  # and one of this many, some seconds
-NODE_LIMIT = 2_000
+MERGED_PAIRS = 2_000
+MOST_PAIRS_LIMITED = 8_000  # with a memory row the branching is deeper
+NODE_LIMIT, NODE_LIMIT_LIMITED = 2_000, 50
 PRICE_STEPS = 14
+PRICE_ROUNDS = 2
 RELATIVE_DUST = 1e-9  # rounding of sums; differences below it are no differences
 
 Progress = Callable[[str, float, float, int], None]  # phase, best cost, bound, double sweeps so far
@@ -157,18 +160,21 @@ class _Place:
         self.local[u] = s
 
 
-def descend(dual: Dual, local: Ints, limit: float | None = None, rounds: int = 30) -> Ints:
-    """Improve by single-operator moves: priced memory, or with a limit true costs within it."""
+def descend(
+    dual: Dual, local: Ints, nu: float | None = None, limit: float = np.inf, rounds: int = 30
+) -> Ints:
+    """Improve cost + nu memory (the dual's nu by default) by single-operator moves that stay within the limit."""
     place = _Place(dual, local)
+    costs = [unit.cost if nu is None else unit.price + nu * unit.memory for unit in dual.units]
     for _ in range(rounds):
         moved = False
         for u, unit in enumerate(dual.units):
             if len(unit.kept) == 1:
                 continue
             now = place.local[u]
-            total = place.moves(u, unit.cost if limit is None else unit.price)
+            total = place.moves(u, costs[u])
             current = total[now]
-            if limit is not None:
+            if limit < np.inf:
                 total = np.where(place.memory - unit.memory[now] + unit.memory > limit, np.inf, total)
             s = int(np.argmin(total))
             if total[s] < current - 1e-12 * abs(current):
@@ -203,6 +209,8 @@ class _Search:
         self.dearest = _dearest(problem)
         self.plan: Ints | None = None
         self.plan_value = np.inf
+        self.frontier: list[tuple[float, float, Ints]] = []  # (cost, memory, choice), none dominates another
+        self._offered: set[bytes] = set()  # decoded choices already descended from, at this nu
         self._codes: dict[tuple[int, tuple[int, ...]], Ints] = {}
 
     # -- plans
@@ -213,6 +221,9 @@ class _Search:
         if not np.isfinite(cost):
             return False
         memory = self.problem.memory(choice)
+        if not any(c <= cost and m <= memory for c, m, _ in self.frontier):
+            self.frontier = [f for f in self.frontier if f[0] < cost or f[1] < memory]
+            self.frontier.append((cost, memory, choice.copy()))
         if memory <= self.problem.memory_limit and cost < self.best_cost:
             self.best, self.best_cost = choice.copy(), cost
         value = cost + self.nu * memory
@@ -224,19 +235,30 @@ class _Search:
 
     def offer(self, dual: Dual, local: Ints) -> bool:
         """Descend from a decoded choice and record it; with a memory limit also a version that fits."""
+        key = dual.globally(local).tobytes()
+        if key in self._offered:
+            return False
+        self._offered.add(key)
         local = descend(dual, local)
         found = self.record(dual.globally(local))
         if np.isfinite(self.problem.memory_limit):
-            fitted = descend(dual, local, self.problem.memory_limit)
-            self.record(dual.globally(fitted))
+            self.record(dual.globally(self.fitted(dual, local)))
         return found
+
+    def fitted(self, dual: Dual, local: Ints) -> Ints:
+        """Descend at rising prices of memory until the choice fits, then at none within the limit."""
+        for dearer in (1.0, 1.05, 1.15, 1.4, 2.0, 4.0, 16.0):
+            if self.problem.memory(dual.globally(local)) <= self.problem.memory_limit:
+                break
+            local = descend(dual, local, self.nu * dearer)
+        return descend(dual, local, 0.0, self.problem.memory_limit)
 
     # -- axis search
 
-    def _agreeing(self, keep: Sequence[Ints], free: tuple[int, ...]) -> list[Ints]:
+    def _agreeing(self, keep: Sequence[Ints], plan: Ints, free: tuple[int, ...]) -> list[Ints]:
         """The kept strategies that leave and read what the plan does on every axis that is not free."""
         result = []
-        for operator, kept, s in zip(self.problem.operators, keep, self.plan, strict=True):
+        for operator, kept, s in zip(self.problem.operators, keep, plan, strict=True):
             fits = np.ones(len(kept), dtype=bool)
             columns = [(t, operator.reads[:, a]) for a, t in enumerate(operator.arcs)]
             if operator.output is not None:
@@ -269,13 +291,15 @@ class _Search:
             while neighbourhoods and since < len(neighbourhoods) and not self.late():
                 free = neighbourhoods[0]
                 neighbourhoods = [*neighbourhoods[1:], free]
-                since = 0 if self.improve(dual, self._agreeing(dual.keep, free)) else since + 1
+                since = 0 if self.improve(dual, self._agreeing(dual.keep, self.plan, free)) else since + 1
                 if since == 0 and len(neighbourhoods) == 1:
                     break
 
     def improve(self, dual: Dual, keep: list[Ints], sweeps: int = 4) -> bool:
         """Look for a better plan among `keep`, which holds the plan."""
         before = self.plan_value
+        if not all(map(len, keep)):  # the plan itself was pruned: it does not fit in memory
+            return False
         small = Dual(self.problem, keep, dual.dear, self.nu, self.tables)
         for _ in range(sweeps):
             small.forward()
@@ -285,6 +309,30 @@ class _Search:
             if small.bound() >= self.plan_value * (1 - 1e-6):
                 break
         return self.plan_value < before
+
+    def merge(self, dual: Dual) -> None:
+        """The exact program over the strategies of known plans and those that the bound likes best."""
+        value, bounds = dual.strategy_bounds()
+        known = np.array([choice for _, _, choice in self._near_the_limit()])
+        slack, keep = self.worth_keeping() - value, [np.unique(column) for column in known.T]
+        for _ in range(12):
+            wider = [
+                np.union1d(mine, kept[b <= value + slack])
+                for mine, kept, b in zip(keep, dual.keep, bounds, strict=True)
+            ]
+            if pair_count(self.problem, wider) <= MERGED_PAIRS:
+                keep = wider
+                break
+            slack /= 2
+        if pair_count(self.problem, keep) <= MOST_PAIRS_LIMITED:
+            answer = self.program(keep)
+            if answer.choice is not None:
+                self.record(answer.choice)
+
+    def _near_the_limit(self, most: int = 12) -> list[tuple[float, float, Ints]]:
+        """The known plans of the least value at the present price, the best that fits among them."""
+        ranked = sorted(self.frontier, key=lambda f: (f[0] + self.nu * f[1], f[1]))[: most - 1]
+        return [*ranked, (self.best_cost, 0.0, self.best)]
 
     # -- bounds
 
@@ -334,15 +382,21 @@ class _Search:
             self.axis_search(trial)
         return self.prune(trial, dual)
 
+    def credit(self) -> float:
+        """What the memory limit is worth at the present price: bounds on the cost are bounds on the value less it."""
+        return self.nu * self.problem.memory_limit if self.nu else 0.0
+
+    def worth_keeping(self) -> float:
+        """A strategy whose choices all have a higher value than this cannot be in a better plan that fits."""
+        worst = self.best_cost if self.best is not None else self.dearest
+        return worst + self.credit() + RELATIVE_DUST * max(abs(worst), self.credit())
+
     def prune(self, trial: Dual, dual: Dual) -> Dual:
         """Drop strategies that `trial` proves dearer than the best plan; returns `dual` over the rest."""
         value, bounds = trial.strategy_bounds()
-        credit = self.nu * self.problem.memory_limit if self.nu else 0.0
         self.value_bound = value
-        self.lift(value - credit)
-        worst = self.best_cost if self.best is not None else self.dearest
-        most = worst + credit + RELATIVE_DUST * max(abs(worst), abs(credit))
-        keep = [kept[b <= most] for kept, b in zip(trial.keep, bounds, strict=True)]
+        self.lift(value - self.credit())
+        keep = [kept[b <= self.worth_keeping()] for kept, b in zip(trial.keep, bounds, strict=True)]
         if self.progress:
             self.progress("probe", self.best_cost, min(self.bound, self.best_cost), self.sweeps)
         if any(not len(k) for k in keep):  # every choice costs at least the best plan
@@ -355,34 +409,46 @@ class _Search:
         """The exact program over the survivors, if small enough; says whether it ran."""
         if dual.pairs() > most_pairs:
             return False
-        seconds = None if np.isinf(self.deadline) else max(self.deadline - time.monotonic(), 0.1)
-        answer = solve_program(self.problem, dual.keep, node_limit=NODE_LIMIT, seconds=seconds)
+        answer = self.program(dual.keep)
         if answer.choice is not None:
             self.record(answer.choice)
-        self.lift(self.best_cost if answer.proved and answer.bound >= self.best_cost else answer.bound)
+        self.lift(min(answer.bound, self.best_cost))
         return True
+
+    def program(self, keep: Sequence[Ints]) -> Answer:
+        """The exact program over some strategies, within nodes and time."""
+        nodes = NODE_LIMIT if np.isinf(self.problem.memory_limit) else NODE_LIMIT_LIMITED
+        seconds = self.seconds_left()
+        return solve_program(self.problem, keep, gap=self.gap / 4, node_limit=nodes, seconds=seconds)
+
+    def seconds_left(self) -> float | None:
+        """What the deadline leaves, None without one."""
+        return None if np.isinf(self.deadline) else max(self.deadline - time.monotonic(), 0.1)
 
     def run(self) -> Solution:
         """The driver of the module header."""
-        return self.solution(self.ascend(self.start()))
+        stopped, dual = self.ascend(self.start())
+        return self.solution(stopped or self.last_resort(dual, MOST_PAIRS))
 
-    def ascend(self, dual: Dual) -> str:
-        """Sweep, probe and prune until closed; returns what stopped it."""
+    def last_resort(self, dual: Dual, most_pairs: int) -> str:
+        """The exact program over more survivors than one would like; returns what stopped the search."""
+        return "survivors" if self.finish(dual, most_pairs) else "exhausted"
+
+    def ascend(self, dual: Dual) -> tuple[str, Dual]:
+        """Sweep, probe and prune; returns what stopped it ("" if nothing did) and the survivors."""
         for _ in range(HARD_SWEEPS - 1):
             self.double_sweep(dual)
         dual = self.probe(dual, soft=False)
         for temperatures in TEMPERATURES.reshape(-1, SOFT_SWEEPS):
             if stopped := self._stopped(dual):
-                return stopped
+                return stopped, dual
             if self._tight():
                 break
             scale = max(self.value_bound, 0.0) / len(dual.units)
             for temperature in temperatures:
                 self.double_sweep(dual, temperature * scale)
             dual = self.probe(dual, soft=True)
-        if stopped := self._stopped(dual):
-            return stopped
-        return "survivors" if self.finish(dual, MOST_PAIRS) else "exhausted"
+        return self._stopped(dual), dual
 
     def _tight(self) -> bool:
         """With a price on memory: is only the price's own gap left, which sweeps cannot close?"""
@@ -423,25 +489,46 @@ def _dearest(problem: Problem) -> float:
 
 
 class _Limited:
-    """The search under a memory limit M: max over nu of B(nu) - nu M, and the best plan that fits."""
+    """The search under a memory limit M: max over nu of B(nu) - nu M, and the best plan that fits.
+
+    With exact plans, the best nu is where the lines cost + nu memory of two of them meet, one below M and one
+    above, and no plan lies below that point (secant). Plans and bounds sharpen each other in a few rounds.
+    """
 
     def __init__(self, problem: Problem, free: _Search, deadline: float) -> None:
         self.problem = problem
         self.search = _Search(problem, free.axes, free.gap, deadline, free.progress)
         self.search.tables, self.search.sweeps = free.tables, free.sweeps
-        self.search.bound = free.bound
-        self.free_plan = free.best
+        self.search.bound, self.search.frontier = free.bound, free.frontier
 
     def run(self) -> Solution:
-        """Find a plan that fits, the price at which memory is worth its limit, and close from there."""
-        search = self.search
+        """Price memory, ascend at that price, fit plans into the limit; again while that moves the price."""
+        search, stopped = self.search, ""
+        dual = self._start()
+        for _ in range(PRICE_ROUNDS):
+            dual = self._price(dual)
+            search.merge(dual)
+            meeting = search.plan_value
+            stopped, dual = search.ascend(dual)
+            if stopped or search.plan_value >= meeting * (1 - search.gap):
+                break
+        if not stopped:
+            search.merge(dual)
+            dual = search.probe(dual, soft=True)  # once more, against the plan that was fitted last
+            stopped = "gap" if search.closed() else search.last_resort(dual, MOST_PAIRS_LIMITED)
+        return search.solution(stopped)
+
+    def _start(self) -> Dual:
+        """All strategies, and one plan that fits."""
         smallest = self._smallest()
         keep = [np.flatnonzero(np.isfinite(o.cost)) for o in self.problem.operators]
-        dual = Dual(self.problem, keep, 2 * search.dearest, 0.0, search.tables)
-        search.record(dual.globally(descend(dual, dual.locally(smallest), self.problem.memory_limit)))
-        nu, dual = self._price(dual)
-        dual = self._reprice(dual, nu, [self.free_plan, search.best])
-        return search.solution(search.ascend(dual))
+        dual = Dual(self.problem, keep, 2 * self.search.dearest, 0.0, self.search.tables)
+        for choice in (smallest, *(choice for _, _, choice in list(self.search.frontier))):
+            self.search.record(choice)
+        for choice in (smallest, self.search.best):
+            fitted = descend(dual, dual.locally(choice), 0.0, self.problem.memory_limit)
+            self.search.record(dual.globally(fitted))
+        return dual
 
     def _smallest(self) -> Ints:
         """The choice that holds the fewest bytes, or Infeasible."""
@@ -465,39 +552,43 @@ class _Limited:
             )
         return solution.choice
 
-    def _reprice(self, dual: Dual, nu: float, known: list[Ints]) -> Dual:
+    def _meeting(self) -> float:
+        """The price at which the cheapest known plan changes from one above the limit to one that fits."""
+        limit, frontier = self.problem.memory_limit, self.search.frontier
+        if all(f[1] <= limit for f in frontier):  # one that fits is as cheap as any known
+            return 0.0
+        over = min((f for f in frontier if f[1] > limit), key=lambda f: f[:2])
+        under = min((f for f in frontier if f[1] <= limit), key=lambda f: f[:2])
+        for _ in frontier:
+            nu = (under[0] - over[0]) / (over[1] - under[1])
+            lowest = min(frontier, key=lambda f: (f[0] + nu * f[1], f[1]))
+            if lowest[0] + nu * lowest[1] >= (over[0] + nu * over[1]) * (1 - 1e-9):
+                break
+            over, under = (lowest, under) if lowest[1] > limit else (over, lowest)
+        return nu
+
+    def _reprice(self, dual: Dual, nu: float) -> Dual:
         """Set the price of a byte; the known plans are compared again at it."""
         search = self.search
         search.nu, search.plan, search.plan_value, search.value_bound = nu, None, np.inf, -np.inf
-        for choice in known:
+        search._offered.clear()
+        for _, _, choice in list(search.frontier):
             search.record(choice)
         dual.price_memory(nu)
         return dual.restrict(dual.keep, search.dear())
 
-    def _price(self, dual: Dual) -> tuple[float, Dual]:
-        """The price with the highest bound: where two plans' lines cost + nu memory meet, repeatedly."""
-        search, problem = self.search, self.problem
-        over, under = self.free_plan, search.best
-        best_nu, best_bound = 0.0, search.bound
+    def _price(self, dual: Dual) -> Dual:
+        """Follow the meeting point until no plan lies below it."""
+        search = self.search
         for _ in range(PRICE_STEPS):
-            saved = problem.memory(over) - problem.memory(under)
-            nu = (problem.cost(under) - problem.cost(over)) / saved
-            if nu <= 0 or search.closed() or search.late():
-                break
-            dual = self._reprice(dual, nu, [over, under])
+            dual = self._reprice(dual, self._meeting())
             meeting = search.plan_value
             self._look(dual)
-            bound = dual.bound() - nu * problem.memory_limit
-            search.lift(bound)
-            if bound > best_bound:
-                best_nu, best_bound = nu, bound
-            if search.plan_value >= meeting * (1 - 1e-7):
+            search.value_bound = dual.bound()
+            search.lift(search.value_bound - search.credit())
+            if search.plan_value >= meeting * (1 - 1e-7) or search.closed() or search.late():
                 break
-            if problem.memory(search.plan) > problem.memory_limit:
-                over = search.plan
-            else:
-                under = search.plan
-        return best_nu, dual
+        return dual
 
     def _look(self, dual: Dual, sweeps: int = 3) -> None:
         """Plans at this price."""
