@@ -106,7 +106,8 @@ def human_seconds(seconds: float) -> str:
 
 
 def human_gap(gap: float | None) -> str:
-    return "unknown" if gap is None else f"{100 * gap:.2g} %"
+    """In percent; what is left by rounding is nothing."""
+    return "unknown" if gap is None else f"{100 * gap if gap > 1e-9 else 0:.2g} %"
 
 
 def human_mesh(mesh: Mapping[str, int]) -> str:
