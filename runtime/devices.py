@@ -20,10 +20,7 @@ PROFILES = (
     (r"H200", "h200"),
     (r"H100", "h100"),
     (r"A100", "a100"),
-    (r"V100", "v100"),
-    (r"TPU v4", "tpu-v4"),
-    (r"TPU v5 ?p|TPU v5$", "tpu-v5p"),
-    (r"TPU v5 ?lite|TPU v5e", "tpu-v5e"),
+    (r"TPU v5 ?(lite|e)", "tpu-v5e"),
 )
 
 
