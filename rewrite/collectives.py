@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..mesh import Mesh
-from ..program import COLLECTIVE_DOMAIN, TensorType
+from ..program import COLLECTIVE_DOMAIN, TensorType, UserError
 from .operators import infer
 from .terms import RESULT, Head, decode
 
@@ -26,8 +26,13 @@ COMMUNICATING = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
 
 
 def infer_local(head: Head, operands: tuple[TensorType, ...], mesh: Mesh) -> TensorType:
-    """The local type of a term over local operands; raises ValueError (or KeyError) where it cannot be."""
-    op, attributes, domain = decode(head)
+    """The local type of a term over local operands; raises ValueError where it cannot be."""
+    try:
+        op, attributes, domain = decode(head)
+    except KeyError:
+        raise UserError(
+            f"rule files make terms of {head.constructor}, but no operator is written that way: nothing could run it"
+        ) from None
     if domain == COLLECTIVE_DOMAIN:
         return _infer_own(op, attributes, operands, mesh)
     result = attributes.pop(RESULT, 0)  # which result of an operator with several

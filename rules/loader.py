@@ -206,6 +206,10 @@ class _Builder:
     def _command(self, path: Path, form: Form, trusted: bool) -> None:
         if form.items is None:
             raise _refused(path, form, "expected a parenthesised command")
+        if not trusted:
+            for inner in form.walk():  # egglog's Python primitives run code: a rule file is data
+                if inner.items is None and inner.text.startswith("py-"):
+                    raise _refused(path, inner, "a rule file is data and runs no Python")
         if form.head == "constructor":
             self._constructor(path, form)
         elif form.head in ("relation", "function"):
@@ -243,6 +247,9 @@ class _Builder:
                 form,
                 f"unknown sort {unknown[0]!r}; a constructor takes Tensor, Ints, i64, f64 or String",
             )
+        if not constructor.operands and name not in NOT_OPERATORS:
+            # A bare term would be every placement of itself: constants are leaves, with values.
+            raise _refused(path, form, f"the operator {name!r} has no Tensor operand")
         self.constructors[name] = constructor
         self.declarations.append(form.text)
         if name not in NOT_OPERATORS:

@@ -7,11 +7,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 
 from ..program import UserError
+
+# JAX counts devices once, when it starts: a second, larger mesh in the same process must find its devices there.
+FEWEST_VIRTUAL_DEVICES = 8
 
 ASK = "import jax; d = jax.devices(); print('devices', d[0].platform, len(d), d[0].device_kind, sep='\\t')"
 
@@ -24,13 +28,19 @@ PROFILES = (
 )
 
 
+def flagged_devices() -> int:
+    """How many virtual devices the environment's XLA_FLAGS ask for; 0 if they say nothing."""
+    found = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return int(found[-1]) if found else 0
+
+
 def ensure_devices(count: int) -> str:
     """Have JAX run with at least `count` devices; says which they are."""
     import jax
 
     try:
         if jax.config.jax_num_cpu_devices < count:  # -1 unless set; takes precedence over XLA_FLAGS
-            jax.config.update("jax_num_cpu_devices", count)
+            jax.config.update("jax_num_cpu_devices", max(count, flagged_devices(), FEWEST_VIRTUAL_DEVICES))
     except RuntimeError:  # JAX is already running
         pass
     devices = jax.devices()
