@@ -9,6 +9,7 @@ Out: a Solution whose cost was recomputed with Problem.cost and whose bound is p
     pruning    _Search.prune                     a strategy goes if each choice with it exceeds the plan
     driver     _Search.run                       six hard double sweeps, probe; four soft ones, probe; repeat
     survivors  _Search.finish                    the exact 0/1 program over the strategies left
+    hard cases _Search.merge                     the exact program over known plans and likely strategies
     memory     _Limited                          a price nu on memory, by secant; bound B(nu) - nu M
 
 Deterministic: ties go to the first strategy, HiGHS runs on one thread with a fixed seed, and limits count
@@ -35,7 +36,7 @@ SOFT_SWEEPS = 4  # between two probes
 TEMPERATURES = np.concatenate(
     [np.geomspace(0.5, 0.005, 16), np.geomspace(0.2, 0.002, 16)]
 )  # of B / #operators
-TINY_PAIRS = 3_000  # a 0/1 program of this many pairs takes milliseconds
+TINY_PAIRS = 3_500  # a 0/1 program of this many pairs takes a fraction of a second
 MOST_PAIRS = 60_000  # and one of this many, some seconds
 MERGED_PAIRS = 2_000
 MOST_PAIRS_LIMITED = 8_000  # with a memory row the branching is deeper
@@ -56,11 +57,13 @@ def solve(
     progress: Progress | None = None,
 ) -> Solution:
     """The cheapest choice found and a bound; stops at cost - bound <= gap cost, or after `seconds`."""
-    deadline = np.inf if seconds is None else time.monotonic() + seconds
+    start = time.monotonic()
+    deadline = np.inf if seconds is None else start + seconds
     if not problem.operators:
         return Solution(np.zeros(0, np.int64), 0.0, 0.0, "gap", 0)
     limit = problem.memory_limit
-    free = _Search(dataclasses.replace(problem, memory_limit=np.inf), axes_of_labels, gap, deadline, progress)
+    early = deadline if seconds is None or np.isinf(limit) else start + seconds / 2  # the rest is for fitting
+    free = _Search(dataclasses.replace(problem, memory_limit=np.inf), axes_of_labels, gap, early, progress)
     solution = free.run()
     if problem.memory(solution.choice) <= limit:
         return solution
@@ -312,6 +315,8 @@ class _Search:
 
     def merge(self, dual: Dual) -> None:
         """The exact program over the strategies of known plans and those that the bound likes best."""
+        if dual.pairs() <= TINY_PAIRS:  # all of them go into the exact program next
+            return
         value, bounds = dual.strategy_bounds()
         known = np.array([choice for _, _, choice in self._near_the_limit()])
         slack, keep = self.worth_keeping() - value, [np.unique(column) for column in known.T]
@@ -428,6 +433,10 @@ class _Search:
     def run(self) -> Solution:
         """The driver of the module header."""
         stopped, dual = self.ascend(self.start())
+        if not stopped and self.best is not None:
+            self.merge(dual)
+            dual = self.probe(dual, soft=True)  # once more, against the plan that was merged last
+            stopped = "gap" if self.closed() else ""
         return self.solution(stopped or self.last_resort(dual, MOST_PAIRS))
 
     def last_resort(self, dual: Dual, most_pairs: int) -> str:
