@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from parallegg.program import UserError
 from parallegg.rules import load_rules, shipped_files
 from parallegg.rules.loader import MAX_FILE_BYTES
@@ -31,14 +30,20 @@ def test_a_good_rule_file_is_accepted(path: Path):
 
 def test_a_rule_name_is_taken_once(tmp_path: Path):
     twin = tmp_path / "twin.egg"
-    twin.write_text('(rewrite (Unary "Abs" (Unary "Neg" x)) (Unary "Abs" x) :ruleset algebra :name "unary-shard")')
+    twin.write_text(
+        '(rewrite (Unary "Abs" (Unary "Neg" x)) (Unary "Abs" x) :ruleset algebra :name "unary-shard")'
+    )
     with pytest.raises(UserError, match="the rule name 'unary-shard' is taken by"):
         load_rules([twin])
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"\xff\xfe", "is not UTF-8 text"), (b" " * (MAX_FILE_BYTES + 1), "a rule file may have"), (None, "cannot be read")],
+    [
+        (b"\xff\xfe", "is not UTF-8 text"),
+        (b" " * (MAX_FILE_BYTES + 1), "a rule file may have"),
+        (None, "cannot be read"),
+    ],
 )
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes | None, message: str):
     path = tmp_path / "r.egg"
@@ -62,7 +67,9 @@ def test_every_shipped_rule_has_a_name_of_its_own():
 
 
 ATOMS = st.sampled_from(["a", "(Shard 0)"[1:6], "1", "-2.5", '"text (with) ;"', ":name"])
-FORMS = st.recursive(ATOMS, lambda inner: st.lists(inner, max_size=4).map(lambda xs: f"({' '.join(xs)})"), max_leaves=20)
+FORMS = st.recursive(
+    ATOMS, lambda inner: st.lists(inner, max_size=4).map(lambda xs: f"({' '.join(xs)})"), max_leaves=20
+)
 
 
 @given(st.lists(FORMS, max_size=5))

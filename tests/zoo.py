@@ -73,6 +73,7 @@ CASES = [
     case("ReduceSum", f(6, 12, 4), axes=(1,), keepdims=1),
     case("ReduceMean", f(6, 12, 4), axes=(1, 2), keepdims=0),
     case("ReduceMax", f(6, 12), axes=(0,), keepdims=0),
+    case("ReduceMin", f(6, 12), axes=(1,), keepdims=0),
     case("ReduceProd", f(6, 12), axes=(0,), keepdims=1),
     case("Softmax", f(6, 12), axis=1),
     case("LogSoftmax", f(6, 12), axis=1),

@@ -56,11 +56,21 @@ class Comparison:
     seed: int = 0
 
 
-def compare(graph: Graph, plan: Plan, *, seed: int = 0, source: Source | None = None) -> Comparison:
-    """`source` gives integer weights and large constants, which are not drawn."""
+def compare(
+    graph: Graph,
+    plan: Plan,
+    *,
+    seed: int = 0,
+    source: Source | None = None,
+    original: Original | None = None,
+) -> Comparison:
+    """`source` gives integer weights and large constants, which are not drawn.
+
+    `original` is the graph prepared once, for comparing many plans of it.
+    """
     program = Executable(as_float64(plan), compiler_options=QUICK)
     _ = program.mesh  # too few devices is the user's affair, not the plan's
-    original = Original(graph, source)
+    original = original or Original(graph, source)
     first = original.values(seed)
     samples = [first, original.values(seed + DRAWS)]
     checked = 0

@@ -1,0 +1,162 @@
+"""Plans of real models: the cheapest and random legal ones, executed on eight devices.
+
+For each model and mesh: the printed gap, bytes predicted and counted in the lowered StableHLO, outputs equal to ONNX
+Runtime's, and the float64 comparison with random weights. Random plans are drawn from the saturated e-graph, not near
+the cheapest; together they must execute every shipped parallel rule and every collective. `make test` runs a part,
+`make test-all` everything.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import parallegg
+import pytest
+from parallegg import planfile
+from parallegg.extract.build import Model
+from parallegg.extract.emit import collective_table
+from parallegg.extract.hardware import load_hardware
+from parallegg.extract.planner import prepare, random_plan
+from parallegg.extract.sampling import random_choice
+from parallegg.mesh import Mesh
+from parallegg.planfile import Plan
+from parallegg.rewrite.graph import tensor_source
+from parallegg.rules import load_rules
+from parallegg.runtime.lowering import QUICK, lower
+from parallegg.runtime.stablehlo import collectives
+from parallegg.verification.numbers import Original, compare
+
+from . import onnx_export
+from .models import MESHES, SAMPLES, Sample, zoo_graph
+
+RANDOM_PLANS = 20
+COLLECTIVES = {
+    "AllReduce sum", "AllReduce mean", "AllReduce max", "AllReduce min", "AllGather", "ReduceScatter", "AllToAll",
+    "LocalSlice", "Include", "LocalIndices", "GatherOrZero",
+}  # fmt: skip
+PAIRS = [(sample, mesh) for sample in SAMPLES for mesh in MESHES]
+# Each model once and each mesh at least once; the rest is the sweep's.
+FEW = [(SAMPLES[i], list(MESHES)[j]) for i, j in ((0, 0), (1, 3), (2, 1), (3, 2), (4, 0), (5, 1), (6, 0))]
+
+
+def pairs(some: Sequence[tuple[Sample, str]]) -> list:
+    return [
+        pytest.param(
+            sample,
+            mesh,
+            id=f"{sample.name} {mesh}",
+            marks=() if (sample, mesh) in some else pytest.mark.sweep,
+        )
+        for sample, mesh in PAIRS
+    ]
+
+
+@functools.lru_cache(maxsize=1)
+def prepared(sample: Sample, mesh: str) -> Model:
+    return prepare(sample.graph(), MESHES[mesh], load_hardware("cpu"), book=load_rules())
+
+
+@functools.lru_cache(maxsize=1)
+def original(sample: Sample) -> Original:
+    graph = sample.graph()
+    return Original(graph, tensor_source(graph))
+
+
+def predicted(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:
+    return {(r["kind"], r["axis"]): (r["count"], r["payload_bytes"]) for r in collective_table(plan)}  # type: ignore[misc]
+
+
+@functools.cache
+def reference(sample: Sample) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """Random inputs and ONNX Runtime's outputs of the original file."""
+    graph = sample.graph()
+    inputs = onnx_export.random_inputs(graph, seed=0)
+    return inputs, onnx_export.run(graph, inputs, tensor_source(graph))
+
+
+@pytest.mark.parametrize(("sample", "mesh"), pairs(FEW))
+def test_the_cheapest_plan(sample: Sample, mesh: str):
+    graph = sample.graph()
+    planned = parallegg.plan(graph, MESHES[mesh])
+    assert planned.report["saturated"]
+    assert planned.report["bound_s"] <= planned.report["cost_s"] * (1 + 1e-9)
+    assert planned.report["gap"] <= (1e-2 if len(MESHES[mesh]) > 2 else 1e-3)
+    executable = lower(planned.plan, compiler_options=QUICK)
+    assert collectives(executable.stablehlo(), MESHES[mesh]) == predicted(planned.plan)
+    inputs, expected = reference(sample)
+    found = executable.run(executable.place(inputs, tensor_source(graph)), check_replicas=True)
+    for name, value in zip(graph.outputs, expected, strict=True):
+        scale = float(np.max(np.abs(value), where=np.isfinite(value), initial=1e-30))
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
+    assert compare(graph, planned.plan, original=original(sample)).verdict == "tested"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("sample", "mesh"), pairs(PAIRS))
+def test_random_plans(sample: Sample, mesh: str):
+    check_random_plans(prepared(sample, mesh), original(sample), RANDOM_PLANS, Counter(), seed=0)
+
+
+def check_random_plans(model: Model, reference: Original, count: int, used: Counter[str], seed: int) -> None:
+    """Draw plans, preferring rules not used yet; each sends what is predicted, loads from its file, and verifies."""
+    for number in range(count):
+        choice = random_choice(model.problem, np.random.default_rng((seed, number)), _prefer(model, used))
+        plan = planfile.from_bytes(planfile.to_bytes(random_plan(model, choice)))
+        assert collectives(lower(plan).stablehlo(), model.mesh) == predicted(plan)
+        verdict = compare(model.graph, plan, original=reference, seed=number)
+        assert verdict.verdict == "tested", (number, verdict)
+        used.update(plan.metadata["rules"])
+        used.update(_steps(plan))
+
+
+def _prefer(model: Model, used: Counter[str]) -> list[np.ndarray]:
+    """Weights of every operator's strategies: those that rest on a rule not executed yet are drawn first."""
+    weights = [np.ones(len(operator.cost)) for operator in model.problem.operators]
+    for i, part in enumerate(model.parts):
+        strategies = [s for way in part.ways for s in model.offers[way.kind].strategies]
+        fresh = [100.0 if any(rule not in used for rule in s.rules) else 1.0 for s in strategies]
+        weights[model.leaf_count + i][: len(fresh)] = fresh
+    return weights
+
+
+def _steps(plan: Plan) -> list[str]:
+    own = [node for node in plan.nodes if node.is_collective]
+    return [
+        f"{node.op} {node.attributes['reduction']}" if node.op == "AllReduce" else node.op for node in own
+    ]
+
+
+@pytest.mark.parametrize("meshes", [("a=2,b=3", "a=3,b=2")])
+def test_random_plans_execute_every_rule_and_collective(
+    meshes: tuple[str, ...], capsys: pytest.CaptureFixture
+):
+    graph, used = zoo_graph(), Counter()
+    expected = set(load_rules().named("parallel")) | COLLECTIVES
+    reference = Original(graph, None)
+    for seed, mesh in enumerate(meshes):
+        model = prepare(graph, Mesh.parse(mesh), load_hardware("cpu"), book=load_rules())
+        check_random_plans(model, reference, 8, used, seed)
+    with capsys.disabled():
+        sys.stdout.write(coverage_table(expected, used))
+    assert not expected - set(used)
+
+
+def coverage_table(expected: set[str], used: Counter[str]) -> str:
+    width = max(map(len, expected))
+    rows = [f"  {name:{width}}  {used[name] or 'UNUSED'}\n" for name in sorted(expected)]
+    return "\nexecuted by random plans (rule or collective: plans or steps)\n" + "".join(rows)
+
+
+def test_the_report_is_json():
+    planned = parallegg.plan(SAMPLES[0].graph(), "data=2,model=2")
+    fields = json.loads(json.dumps(planned.report))
+    promised = "cost_s bound_s gap saturated stopped_by search_s memory_bytes enodes eclasses collectives"
+    assert set(promised.split()) <= set(fields)
+    assert all(
+        set(row) == {"kind", "axis", "count", "bytes", "payload_bytes"} for row in fields["collectives"]
+    )
