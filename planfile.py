@@ -305,15 +305,15 @@ def _model(plan: Plan) -> onnx.ModelProto:
     ]
     ports = {port.local for port in (*plan.inputs, *plan.outputs)} | set(embedded)
     infos = [
-        _info(name, type_)
+        value_info(name, type_)
         for name, type_ in plan.types.items()
         if name not in ports and name not in plan.constants
     ]
     graph = helper.make_graph(
         nodes,
         str(plan.metadata.get("model", "plan")),
-        [_info(port.local, plan.types[port.local]) for port in plan.inputs],
-        [_info(port.local, plan.types[port.local]) for port in _distinct(plan.outputs)],
+        [value_info(port.local, plan.types[port.local]) for port in plan.inputs],
+        [value_info(port.local, plan.types[port.local]) for port in _distinct(plan.outputs)],
         initializers,
         value_info=infos,
     )
@@ -345,7 +345,8 @@ def _port_fields(port: Port) -> dict[str, Any]:
     }
 
 
-def _info(name: str, type_: TensorType) -> onnx.ValueInfoProto:
+def value_info(name: str, type_: TensorType) -> onnx.ValueInfoProto:
+    """A tensor's name and type as ONNX has them."""
     return helper.make_tensor_value_info(name, _elem_type(type_.dtype), type_.shape)
 
 
