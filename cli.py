@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else GOOD
     except UserError as error:
-        _say(f"error: {error}")
+        _say(f"error: {' '.join(str(error).splitlines())}")
         return REFUTED if isinstance(error, DoesNotFit) else BAD_INPUT
     except KeyboardInterrupt:
         _say("interrupted")

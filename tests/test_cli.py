@@ -18,6 +18,7 @@ from parallegg import cli, planfile
 from parallegg.cli import main, parse_bytes, parse_shapes
 from parallegg.program import UserError
 from parallegg.runtime.devices import ensure_devices
+from parallegg.verification.numbers import Comparison
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
@@ -147,6 +148,22 @@ def test_verify_refutes_a_plan_that_computes_something_else(planned, folder, cap
     assert main(["verify", str(planned / "mlp.onnx"), "wrong.plan.onnx"]) == cli.REFUTED
     out = capsys.readouterr().out
     assert out.startswith("refuted") and "first tensor that differs: r@" in out
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("proved", 0), ("tested", 0), ("refuted", 1), ("unknown", 4)])
+def test_verdicts_have_exit_codes(verdict, code, planned, monkeypatch, capsys):
+    found = Comparison(verdict, "for a reason", 3, None, 7)
+    monkeypatch.setattr(cli, "verify_plan", lambda *_, **__: found)
+    argv = ["verify", str(planned / "mlp.onnx"), str(planned / "mlp.plan.onnx")]
+    assert main(argv) == code
+    assert capsys.readouterr().out.startswith(f"{verdict}: for a reason")
+
+
+def test_hardware_auto_asks_the_devices(folder, capsys):
+    models.mlp(folder / "mlp.onnx")
+    assert main(["plan", "mlp.onnx", "--mesh", "data=2", "--hardware", "auto", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert f"hardware: {json.loads(out)['hardware']}\n" in err
 
 
 def test_models_can_be_named(capsys):
