@@ -10,6 +10,7 @@ Where algebra offers several ways to compute things, a tensor may also stay unco
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,16 +36,26 @@ class Conversions:
     def __init__(self, type_: TensorType, space: Space, mesh: Mesh, hardware: Hardware) -> None:
         self.layouts = space.layouts[type_]
         self._moves: dict[tuple[int, int], Move] = {}
-        prices: dict[tuple[int, int], float] = {}
+        self._prices: dict[tuple[int, int], float] = {}
         for move in space.moves[type_]:
             key = (move.source, move.target)
             price = self._price(type_, move, mesh, hardware)
-            if price < prices.get(key, np.inf):
-                prices[key], self._moves[key] = price, move
-        rows, columns = zip(*prices, strict=True) if prices else ((), ())
+            if price < self._prices.get(key, np.inf):
+                self._prices[key], self._moves[key] = price, move
+        self._connect()
+
+    def _connect(self) -> None:
+        rows, columns = zip(*self._prices, strict=True) if self._prices else ((), ())
         size = len(self.layouts)
-        edges = csr_array((list(prices.values()), (rows, columns)), shape=(size, size))
+        edges = csr_array((list(self._prices.values()), (rows, columns)), shape=(size, size))
         self.seconds, self._before = dijkstra(edges, return_predecessors=True)
+
+    def repriced(self, rng: np.random.Generator) -> Conversions:
+        """The same moves at random prices, so that other legal chains are the cheapest."""
+        other = copy(self)
+        other._prices = {key: float(rng.lognormal(sigma=2)) for key in self._prices}
+        other._connect()
+        return other
 
     def _price(self, type_: TensorType, move: Move, mesh: Mesh, hardware: Hardware) -> float:
         source, target = (

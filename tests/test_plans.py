@@ -13,6 +13,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import parallegg
@@ -103,10 +104,13 @@ def test_random_plans(sample: Sample, mesh: str):
 
 
 def check_random_plans(model: Model, reference: Original, count: int, used: Counter[str], seed: int) -> None:
-    """Draw plans, preferring rules not used yet; each sends what is predicted, loads from its file, and verifies."""
+    """Draw plans and chains of collectives, preferring rules not used yet; each plan sends what is predicted, survives
+    its file, and verifies."""
     for number in range(count):
-        choice = random_choice(model.problem, np.random.default_rng((seed, number)), _prefer(model, used))
-        plan = planfile.from_bytes(planfile.to_bytes(random_plan(model, choice)))
+        rng = np.random.default_rng((seed, number))
+        choice = random_choice(model.problem, rng, _prefer(model, used))
+        other = {type_: conversions.repriced(rng) for type_, conversions in model.conversions.items()}
+        plan = planfile.from_bytes(planfile.to_bytes(random_plan(replace(model, conversions=other), choice)))
         assert collectives(lower(plan).stablehlo(), model.mesh) == predicted(plan)
         verdict = compare(model.graph, plan, original=reference, seed=number)
         assert verdict.verdict == "tested", (number, verdict)
