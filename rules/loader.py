@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent
 VOCABULARY = FOLDER / "vocabulary.egg"
 RULESETS = ("algebra", "parallel", "gradient")
 MAX_FILE_BYTES = 4 << 20
-NOT_OPERATORS = frozenset({"Leaf", "Input", "At"})
+NOT_OPERATORS = frozenset({"Leaf", "At", "Number", "Gradient"})
 
 
 @dataclass(frozen=True)
@@ -182,26 +182,10 @@ class _Builder:
         return RuleBook(tuple(self.files), self.rules, self.constructors, statements, self.hash.hexdigest())
 
     def _generate(self, constructor: Constructor) -> None:
-        """The rules that every operator has."""
-        if not constructor.operands:
-            return
-        name, first = constructor.name, constructor.operands[0]
-        variables = [f"v{i}" for i in range(len(constructor.sorts))]
-        term = f"({name} {' '.join(variables)})"
-        placed = " ".join(
-            f"(At ax (Replicate) {v})" if i in constructor.operands else v for i, v in enumerate(variables)
-        )
-        level = (
-            f"(rule ((= y {term}) (= l (level v{first}))) ((set (level y) l)) "
-            f':ruleset analysis :name "level-{name}")'
-        )
-        rule = f"replicate-{name}"
-        text = (
-            f"(rule ((= made (At ax (Replicate) {term}))) ((union made ({name} {placed})) "
-            f'({name}-by "{rule}" {placed})) :ruleset parallel :name "{rule}")'
-        )
-        self.rules[rule] = Rule(rule, "parallel", "generated", text)
-        self.statements += [("", level), (rule, text)]
+        for name, text in generated(constructor):
+            self.statements.append((name, text))
+            if name:
+                self.rules[name] = Rule(name, "parallel", "generated", text)
 
     def _command(self, path: Path, form: Form, trusted: bool) -> None:
         if form.items is None:
@@ -290,6 +274,40 @@ class _Builder:
         if value is None or value.items is not None:
             raise _refused(path, form, f"a rule needs {key}")
         return value.text.strip('"')
+
+
+def generated(constructor: Constructor) -> list[tuple[str, str]]:
+    """The rules that every operator has, as (rule name or "", egglog text)."""
+    if not constructor.operands:
+        return []
+    name, first = constructor.name, constructor.operands[0]
+    variables = [f"v{i}" for i in range(len(constructor.sorts))]
+    term = f"({name} {' '.join(variables)})"
+    placed = " ".join(
+        f"(At ax (Replicate) {v})" if i in constructor.operands else v for i, v in enumerate(variables)
+    )
+    rule = f"replicate-{name}"
+    return [
+        (
+            "",
+            f"(rule ((= y {term}) (= l (level v{first}))) ((set (level y) l)) "
+            f':ruleset analysis :name "level-{name}")',
+        ),
+        (
+            rule,
+            f"(rule ((= made (At ax (Replicate) {term}))) ((union made ({name} {placed})) "
+            f'({name}-by "{rule}" {placed})) :ruleset parallel :name "{rule}")',
+        ),
+    ]
+
+
+def declared(constructor: Constructor) -> list[str]:
+    """An operator's declaration and its record of which rule made which e-node."""
+    sorts = " ".join(constructor.sorts)
+    return [
+        f"(constructor {constructor.name} ({sorts}) Tensor)",
+        f"(relation {constructor.name}-by (String {sorts}))",
+    ]
 
 
 def _refused(path: Path, form: Form, reason: str) -> UserError:
