@@ -263,7 +263,7 @@ class _Builder:
             return
         if form.head == "birewrite" and ruleset == "parallel":
             raise _refused(path, form, "a parallel rule has one direction: use rewrite")
-        for rule in _as_rules(form):
+        for rule in as_rules(form):
             problems = _undisciplined(rule, self.constructors) if ruleset == "parallel" else _unplaced(rule)
             for problem in problems:
                 raise _refused(path, form, problem)
@@ -314,7 +314,7 @@ def _refused(path: Path, form: Form, reason: str) -> UserError:
     return UserError(f"{path}:{form.line}:{form.column}: {reason}: {_excerpt(form)}")
 
 
-def _as_rules(form: Form) -> list[Form]:
+def as_rules(form: Form) -> list[Form]:
     """(rewrite L R :when (C ..) ..) as (rule ((= made L) C ..) ((union made R)) ..); a birewrite N as N and N-back."""
     if form.head == "rule":
         return [form]

@@ -33,6 +33,11 @@ class Form:
     items: tuple[Form, ...] | None = None
 
     @property
+    def children(self) -> tuple[Form, ...]:
+        """The items of a list; an atom has none."""
+        return self.items or ()
+
+    @property
     def head(self) -> str:
         """The first atom of a list, or the empty string."""
         return self.items[0].text if self.items and self.items[0].items is None else ""
