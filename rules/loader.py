@@ -188,11 +188,11 @@ class _Builder:
                 self.rules[name] = Rule(name, "parallel", "generated", text)
 
     def _command(self, path: Path, form: Form, trusted: bool) -> None:
-        if form.items is None:
+        if not form.is_list:
             raise _refused(path, form, "expected a parenthesised command")
         if not trusted:
             for inner in form.walk():  # egglog's Python primitives run code: a rule file is data
-                if inner.items is None and inner.text.startswith("py-"):
+                if not inner.is_list and inner.text.startswith("py-"):
                     raise _refused(path, inner, "a rule file is data and runs no Python")
         if form.head == "constructor":
             self._constructor(path, form)
@@ -201,9 +201,9 @@ class _Builder:
         elif form.head in ("rewrite", "birewrite", "rule"):
             self.pending.append((path, form, trusted))
         elif form.head in self.facts:
-            self.statements.append(("", form.text))
-            if any(item.items is not None for item in form.items[1:]):
+            if any(item.is_list for item in form.children):
                 raise _refused(path, form, "a fact at top level has plain arguments: strings and numbers")
+            self.statements.append(("", form.text))
         elif trusted and form.head in ("datatype", "sort", "ruleset"):
             self.declarations.append(form.text)
         else:
@@ -213,13 +213,13 @@ class _Builder:
             raise _refused(path, form, f"'{form.head}' is not allowed in a rule file; it may hold {allowed}")
 
     def _constructor(self, path: Path, form: Form) -> None:
-        items = form.items or ()
-        if len(items) < 4 or items[2].items is None or items[3].text != "Tensor":
+        items = form.children
+        if len(items) < 4 or not items[2].is_list or items[3].text != "Tensor":
             raise _refused(path, form, "expected (constructor Name (Sort ...) Tensor)")
         name = items[1].text
         if name in self.constructors:
             raise _refused(path, form, f"the operator {name!r} is declared already")
-        constructor = Constructor(name, tuple(item.text for item in items[2].items))
+        constructor = Constructor(name, tuple(item.text for item in items[2].children))
         unknown = [
             sort
             for sort in constructor.sorts
@@ -237,11 +237,11 @@ class _Builder:
         self.constructors[name] = constructor
         self.declarations.append(form.text)
         if name not in NOT_OPERATORS:
-            self.declarations.append(f"(relation {name}-by (String {' '.join(constructor.sorts)}))")
+            self.declarations.append(_provenance_relation(constructor))
 
     def _relation(self, path: Path, form: Form) -> None:
-        items = form.items or ()
-        if len(items) < 3 or items[2].items is None:
+        items = form.children
+        if len(items) < 3 or not items[2].is_list:
             raise _refused(path, form, f"expected ({form.head} name (Sort ...) ...)")
         self.declarations.append(form.text)
         if form.head == "relation":
@@ -271,7 +271,7 @@ class _Builder:
 
     def _option(self, path: Path, form: Form, key: str) -> str:
         value = form.option(key)
-        if value is None or value.items is not None:
+        if value is None or value.is_list:
             raise _refused(path, form, f"a rule needs {key}")
         return value.text.strip('"')
 
@@ -303,11 +303,12 @@ def generated(constructor: Constructor) -> list[tuple[str, str]]:
 
 def declared(constructor: Constructor) -> list[str]:
     """An operator's declaration and its record of which rule made which e-node."""
-    sorts = " ".join(constructor.sorts)
-    return [
-        f"(constructor {constructor.name} ({sorts}) Tensor)",
-        f"(relation {constructor.name}-by (String {sorts}))",
-    ]
+    declaration = f"(constructor {constructor.name} ({' '.join(constructor.sorts)}) Tensor)"
+    return [declaration, _provenance_relation(constructor)]
+
+
+def _provenance_relation(constructor: Constructor) -> str:
+    return f"(relation {constructor.name}-by (String {' '.join(constructor.sorts)}))"
 
 
 def _refused(path: Path, form: Form, reason: str) -> UserError:
@@ -318,17 +319,18 @@ def as_rules(form: Form) -> list[Form]:
     """(rewrite L R :when (C ..) ..) as (rule ((= made L) C ..) ((union made R)) ..); a birewrite N as N and N-back."""
     if form.head == "rule":
         return [form]
-    left, right = (form.items or ())[1:3]
+    left, right = form.children[1:3]
     when, name, ruleset = (form.option(key) for key in (":when", ":name", ":ruleset"))
-    conditions = " ".join(item.text for item in (when.items or ())) if when else ""
-    label = name.text.strip('"') if name else ""
-    directions = [(left, right, label), (right, left, f"{label}-back")]
-    return [
-        read(
-            f'(rule ((= made {a.text}) {conditions}) ((union made {b.text})) :ruleset {ruleset.text} :name "{n}")'
-        )[0]  # type: ignore[union-attr]
-        for a, b, n in (directions if form.head == "birewrite" else directions[:1])
-    ]
+    assert name and ruleset  # a rule without them was refused
+    conditions = " ".join(item.text for item in when.children) if when else ""
+    label = name.text.strip('"')
+
+    def rule(a: Form, b: Form, label: str) -> Form:
+        options = f':ruleset {ruleset.text} :name "{label}"'
+        return read(f"(rule ((= made {a.text}) {conditions}) ((union made {b.text})) {options})")[0]
+
+    forward = [rule(left, right, label)]
+    return [*forward, rule(right, left, f"{label}-back")] if form.head == "birewrite" else forward
 
 
 def _unplaced(rule: Form) -> Iterable[str]:
@@ -339,53 +341,50 @@ def _unplaced(rule: Form) -> Iterable[str]:
 
 def _undisciplined(rule: Form, constructors: Mapping[str, Constructor]) -> Iterable[str]:
     """Why a parallel rule cannot be right: it must unite a placed value with operators over placed operands."""
-    conditions, actions = (rule.items or ())[1:3]
-    placed = {a.text for c in conditions.items or () for a, _ in _equated(c, "At")}
+    conditions, actions = rule.children[1:3]
+    placed = {a.text for c in conditions.children for a, _ in _equated(c, "At")}
     if not any(f.head == "At" for f in conditions.walk()):
         yield "a parallel rule matches (At axis placement operator)"
-    bound = {a.items[1].text for a in actions.items or () if a.head == "let" and len(a.items or ()) == 3}
-    for action in actions.items or ():
-        for form in action.walk():
-            constructor = constructors.get(form.head)
-            if (
-                constructor is None
-                or form.head == "At"
-                or len(form.items or ()) != len(constructor.sorts) + 1
-            ):
-                continue
-            for position in constructor.operands:
-                operand = form.items[position + 1]
-                if operand.items is None and operand.text not in placed | bound:
-                    name = operand.text
-                    yield f"operand {name!r} of {form.head} is not placed: write (At axis placement {name})"
+    named = placed | set(_lets(actions))
+    for form in actions.walk():
+        constructor = constructors.get(form.head)
+        if constructor is None or form.head == "At" or len(form.children) != len(constructor.sorts) + 1:
+            continue
+        for position in constructor.operands:
+            operand = form.children[position + 1]
+            if not operand.is_list and operand.text not in named:
+                name = operand.text
+                yield f"operand {name!r} of {form.head} is not placed: write (At axis placement {name})"
+
+
+def _lets(actions: Form) -> dict[str, Form]:
+    """What the actions of a rule name: (let name term)."""
+    lets = [a.children for a in actions.children if a.head == "let" and len(a.children) == 3]
+    return {name.text: term for _, name, term in lets}
 
 
 def _equated(condition: Form, head: str) -> list[tuple[Form, Form]]:
     """(variable, term) pairs of a condition (= variable (head ..)), either way round."""
-    items = condition.items or ()
+    items = condition.children
     if condition.head != "=" or len(items) != 3:
         return []
-    return [(a, b) for a, b in (items[1:], items[:0:-1]) if a.items is None and b.head == head]
+    return [(a, b) for a, b in (items[1:], items[:0:-1]) if not a.is_list and b.head == head]
 
 
 def _with_provenance(rule: Form, name: str, constructors: Mapping[str, Constructor]) -> str:
     """The rule, also recording that it made the e-node it unites."""
-    conditions, actions = (rule.items or ())[1:3]
-    lets = {
-        a.items[1].text: a.items[2]
-        for a in actions.items or ()
-        if a.head == "let" and len(a.items or ()) == 3
-    }
+    conditions, actions = rule.children[1:3]
+    lets = _lets(actions)
     records = []
-    for action in actions.items or ():
-        if action.head != "union" or len(action.items or ()) != 3:
+    for action in actions.children:
+        if action.head != "union" or len(action.children) != 3:
             continue
-        root = action.items[2]
-        while root.items is None and root.text in lets:
+        root = action.children[2]
+        while not root.is_list and root.text in lets:
             root = lets[root.text]
         if root.head in constructors and root.head != "At":
-            arguments = " ".join(item.text for item in (root.items or ())[1:])
+            arguments = " ".join(item.text for item in root.children[1:])
             records.append(f'({root.head}-by "{name}" {arguments})')
     options = " ".join(f"{key} {value.text}" for key in (":ruleset", ":name") if (value := rule.option(key)))
-    body = " ".join(action.text for action in actions.items or ())
+    body = " ".join(action.text for action in actions.children)
     return f"(rule {conditions.text} ({body} {' '.join(records)}) {options})"

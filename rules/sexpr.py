@@ -33,6 +33,10 @@ class Form:
     items: tuple[Form, ...] | None = None
 
     @property
+    def is_list(self) -> bool:
+        return self.items is not None
+
+    @property
     def children(self) -> tuple[Form, ...]:
         """The items of a list; an atom has none."""
         return self.items or ()
@@ -40,21 +44,18 @@ class Form:
     @property
     def head(self) -> str:
         """The first atom of a list, or the empty string."""
-        return self.items[0].text if self.items and self.items[0].items is None else ""
+        return self.items[0].text if self.items and not self.items[0].is_list else ""
 
     def walk(self) -> Iterator[Form]:
         """This form and every form inside it, outermost first."""
         yield self
-        for item in self.items or ():
+        for item in self.children:
             yield from item.walk()
 
     def option(self, key: str) -> Form | None:
         """The form that follows the keyword `key` in this list."""
-        items = self.items or ()
-        for keyword, value in itertools.pairwise(items):
-            if keyword.text == key:
-                return value
-        return None
+        pairs = itertools.pairwise(self.children)
+        return next((value for keyword, value in pairs if keyword.text == key), None)
 
 
 def read(text: str) -> list[Form]:
