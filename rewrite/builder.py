@@ -1,7 +1,8 @@
 """Builds a graph node by node, folding what is known.
 
-In: canonical operators in topological order (`emit`), values (`constant`), leaves.  Out: a `Graph` (`finish`)
-without dead nodes and with equal constants merged.
+In: canonical operators in topological order (`emit`), values (`constant`), leaves; or a graph to go on from
+(`Builder.extending`).  Out: a `Graph` (`finish`) without dead nodes and with equal constants merged.
+`Terms` writes nodes whose names begin with that of what they stand for.
 A tensor is *known* when its value follows from constants alone.  A node becomes a known tensor if its
 operands are all known and neither they nor its result exceed FOLD_BYTES; one that changes nothing becomes its
 operand.  Weights are never known, so arithmetic on them stays.
@@ -9,7 +10,8 @@ operand.  Weights are never known, so arithmetic on them stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,23 @@ class Builder:
         self.inputs: list[str] = []
         self._reserved = reserved
         self._node_names: set[str] = set()
+
+    @classmethod
+    def extending(
+        cls,
+        graph: Graph,
+        nodes: Iterable[Node] = (),
+        types: Mapping[str, TensorType] | None = None,
+        constants: Mapping[str, np.ndarray] | None = None,
+    ) -> Builder:
+        """A builder that holds a graph, and `nodes` over it with their types and constants."""
+        builder = cls(reserved=set())
+        builder.types = graph.types | dict(types or {})
+        builder.values = graph.constants | dict(constants or {})
+        builder.nodes = [*graph.nodes, *nodes]
+        builder.inputs = list(graph.inputs)
+        builder._node_names = {node.name for node in builder.nodes}
+        return builder
 
     # ------------------------------------------------------------------------------------------- leaves
 
@@ -120,17 +139,12 @@ class Builder:
         for i in range(since, len(self.nodes)):
             node = self.nodes[i]
             if old in node.inputs or old in node.outputs:
-                self.nodes[i] = Node(
-                    node.name,
-                    node.op,
-                    _swap(node.inputs, old, new),
-                    _swap(node.outputs, old, new),
-                    node.attributes,
-                )
+                inputs, outputs = (_swap(names, old, new) for names in (node.inputs, node.outputs))
+                self.nodes[i] = replace(node, inputs=inputs, outputs=outputs)
 
     # -------------------------------------------------------------------------------------------- result
 
-    def finish(self, name: str, outputs: dict[str, str], source: Path) -> Graph:
+    def finish(self, name: str, outputs: dict[str, str], source: Path | None) -> Graph:
         """The graph with `outputs` (model name -> tensor), dead nodes dropped and equal constants merged."""
         final = self._name_outputs(outputs)
         nodes = self._live(set(final))
@@ -188,11 +202,41 @@ class Builder:
                 if other != tensor:
                     alias[tensor] = other
         return tuple(
-            Node(n.name, n.op, tuple(alias.get(t, t) for t in n.inputs), n.outputs, n.attributes)
+            replace(n, inputs=tuple(alias.get(t, t) for t in n.inputs))
             if any(t in alias for t in n.inputs)
             else n
             for n in nodes
         )
+
+
+class Terms:
+    """Writes nodes into a builder; the names of all begin with `name`."""
+
+    def __init__(self, builder: Builder, name: str) -> None:
+        self.builder, self.name = builder, name
+
+    def emit(self, op: str, *inputs: str, label: str = "", **attributes: Any) -> str:
+        return self.emit_all(op, *inputs, label=label, **attributes)[0]
+
+    def emit_all(self, op: str, *inputs: str, label: str = "", **attributes: Any) -> tuple[str, ...]:
+        name = f"{self.name}/{label}" if label else self.name
+        return self.builder.emit(op, inputs, attributes, name)
+
+    def constant(self, value: Any, dtype: str, label: str = "constant") -> str:
+        array = np.asarray(value, dtype=np.dtype(dtype))
+        return self.builder.constant(array, f"{self.name}/{label}")
+
+    def type_of(self, tensor: str) -> TensorType:
+        return self.builder.types[tensor]
+
+    def shape_of(self, tensor: str) -> tuple[int, ...]:
+        return self.builder.types[tensor].shape
+
+    def dtype_of(self, tensor: str) -> str:
+        return self.builder.types[tensor].dtype
+
+    def reshape(self, tensor: str, shape: Iterable[int], label: str = "") -> str:
+        return self.emit("Reshape", tensor, label=label, shape=tuple(shape))
 
 
 def _swap(names: tuple[str, ...], old: str, new: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ recurrent networks, Loop and Scan, quantisation, sequences, strings.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,21 +19,23 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ..program import TensorType
-from .builder import FOLD_BYTES, Builder
+from .builder import FOLD_BYTES, Builder, Terms
 from .graph import fill_value
+from .losses import label_weights, negative_log_likelihood, only_valid, valid_labels, weighted_mean
 from .model_file import dtype_name
 from .operators import broadcast, need
 
 REQUIRED = object()
 
 
-class Call:
+class Call(Terms):
     """One ONNX node on the way into the graph: typed access to its operands and attributes."""
 
     def __init__(
         self, builder: Builder, node: onnx.NodeProto, name: str, inputs: Sequence[str], opset: int
     ) -> None:
-        self.builder, self.node, self.name, self.opset = builder, node, name, opset
+        super().__init__(builder, name)
+        self.node, self.opset = node, opset
         self.inputs = tuple(inputs)  # tensor names, "" where an optional operand is left out
         self.attributes = {a.name: a for a in node.attribute}
 
@@ -83,26 +85,6 @@ class Call:
     def axis(self, axis: int, rank: int) -> int:
         need(-rank <= axis < rank, f"axis {axis} is out of range for {rank} dimensions")
         return axis % rank if rank else 0
-
-    def emit(self, op: str, *inputs: str, label: str = "", **attributes: Any) -> str:
-        return self.emit_all(op, *inputs, label=label, **attributes)[0]
-
-    def emit_all(self, op: str, *inputs: str, label: str = "", **attributes: Any) -> tuple[str, ...]:
-        name = f"{self.name}/{label}" if label else self.name
-        return self.builder.emit(op, inputs, attributes, name)
-
-    def constant(self, value: Any, dtype: str, label: str = "constant") -> str:
-        array = np.asarray(value, dtype=np.dtype(dtype))
-        return self.builder.constant(array, f"{self.name}/{label}")
-
-    def shape_of(self, tensor: str) -> tuple[int, ...]:
-        return self.builder.types[tensor].shape
-
-    def dtype_of(self, tensor: str) -> str:
-        return self.builder.types[tensor].dtype
-
-    def reshape(self, tensor: str, shape: Iterable[int], label: str = "") -> str:
-        return self.emit("Reshape", tensor, label=label, shape=tuple(shape))
 
 
 Normaliser = Callable[[Call], Any]
@@ -697,6 +679,42 @@ def _lrn(call: Call) -> str:
     defaults = {"alpha": _single(1e-4), "beta": 0.75, "bias": 1.0}
     values = {name: call.attribute(name, default) for name, default in defaults.items()}
     return call.emit("LRN", call[0], size=call.attribute("size"), **values)
+
+
+# ---------------------------------------------------------------------------------------------- losses
+
+
+@onnx_op("SoftmaxCrossEntropyLoss", since=12)
+def _softmax_cross_entropy(call: Call) -> tuple[str, ...]:
+    need(call.type(0).rank >= 2, f"the scores need batch and classes, got {call.type(0)}")
+    logp = call.emit("LogSoftmax", call[0], label="log_prob", axis=1)
+    return _label_loss(call, logp), logp
+
+
+@onnx_op("NegativeLogLikelihoodLoss", since=12)
+def _negative_log_likelihood(call: Call) -> str:
+    need(call.type(0).rank >= 2, f"the input needs batch and classes, got {call.type(0)}")
+    return _label_loss(call, call[0])
+
+
+def _label_loss(call: Call, logp: str) -> str:
+    """The function bodies move the classes last and gather; here every dimension stays, and may be split."""
+    scores, labels = call.type(0), call.type(1)
+    expected = (scores.shape[0], *scores.shape[2:])
+    need(labels.shape == expected, f"labels of {scores} must have shape {expected}, got {labels.shape}")
+    weights = label_weights(call, call[2], call[1], scores.shape, 1) if call.has(2) else None
+    ignore = call.attribute("ignore_index", None)
+    valid = None if ignore is None else valid_labels(call, call[1], ignore)
+    how = call.attribute("reduction", "mean")
+    need(how in ("none", "sum", "mean"), f"reduction {how!r} is not known")
+    losses = negative_log_likelihood(call, logp, call[1], 1, label="each")
+    if how == "mean":
+        return weighted_mean(call, losses, weights, valid)
+    if weights is not None:
+        losses = call.emit("Mul", losses, weights, label="weighted")
+    losses = only_valid(call, losses, valid, "kept")
+    axes = tuple(range(len(expected)))
+    return losses if how == "none" else call.emit("ReduceSum", losses, axes=axes, keepdims=0)
 
 
 # ------------------------------------------------------------------------------------ gather and scatter
