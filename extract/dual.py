@@ -2,7 +2,8 @@
 
 In: a Problem, the strategies each operator keeps, a price nu on memory, and `dear`, the price of a missing
 conversion (any number keeps the bound valid; just above the best plan is best).  Out: bounds, never a plan.
-Consumer arc k of tensor t carries x[p], y[q] and a share lam[p, q] >= 0 of the price, sum_k lam_k <= d_t.
+A *fan* is a tensor with its consumers of one phase, who share copies: f = (t, phase). Its consumer arc k carries
+x[p], y[q] and a share lam[p, q] >= 0 of the price, sum_k lam_k <= d_t. A tensor has a fan per phase that reads it.
 
     theta_o(s) = c_o(s) + nu m_o(s) + sum_out x_a[p(s)] + sum_in y_a[q_a(s)]      Dual.theta
     B = sum_o min theta_o + sum_a min(lam_a - x_a - y_a)                          Dual.bound
@@ -10,15 +11,17 @@ Consumer arc k of tensor t carries x[p], y[q] and a share lam[p, q] >= 0 of the 
       out arcs  x <- min_q (lam - y)                                              Fan.pull_x
       re-split  lam <- min(lam, max(0, x + y)), rest of d in equal parts          Fan.resplit, pull_x again
       in arcs   y <- min_p (lam - x)                                              Fan.pull_y
-      arcs whose other end comes later: message -= gamma min {theta(s) : label},  Dual._visit
-                gamma = 1 / max(arcs from earlier, arcs to later)
+      arcs whose other end comes later in the pass, also from the producer of an  Dual._visit
+                updated state: message -= gamma min {theta(s) : label},
+                gamma = 1 / max(arcs with earlier operators, arcs with later ones)
     soft sweep at temperature T: min -> -T log sum exp(-. / T)                    the `temperature` arguments
     B(s) = B - min theta_o - its arcs' minima + theta_o(s) + min over the rows and columns that s selects
                                                                                   Dual.strategy_bounds
 
-A hard sweep never lowers B. B(s) bounds every choice that contains s: s may go once B(s) exceeds a plan.
-One-consumer tensors have lam = d, shared between all tensors with equal tables. With a memory limit M the
-bound on the cost is B - nu M. Missing conversions cost `dear` to every consumer in full (their sum is inf).
+A hard sweep never lowers B, in whatever order it visits the operators. B(s) bounds every choice that contains s:
+s may go once B(s) exceeds a plan. One-consumer fans have lam = d, shared between all fans with equal tables. With a
+memory limit M the bound on the cost is B - nu M. Missing conversions cost `dear` to every consumer in full (their
+sum is inf).
 Rejected: fixed shares (stall 2 % low); subgradient steps; simplex duals (degenerate).
 """
 
@@ -26,7 +29,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,11 +87,14 @@ class Groups:
         return least
 
 
-class Fan:
-    """A tensor read by n >= 1 arcs: its price table over the labels on offer, and its arcs' messages."""
+FanKey = tuple[int, int]  # (tensor, phase)
 
-    def __init__(self, tensor: int, rows: Ints, reads: Sequence[Ints], price: Floats, dear: float) -> None:
-        self.tensor = tensor
+
+class Fan:
+    """A tensor read by n >= 1 arcs of one phase: its price table over the labels on offer, its arcs' messages."""
+
+    def __init__(self, key: FanKey, rows: Ints, reads: Sequence[Ints], price: Floats, dear: float) -> None:
+        self.key = key
         self.rows, self.columns = rows, np.unique(np.concatenate(reads))
         self.true_price = price
         blocked = np.isinf(price)
@@ -177,6 +183,19 @@ class Read:
     fan: Fan
     k: int
     groups: Groups
+    later: bool  # its producer comes after this consumer, which is state
+
+
+@dataclass
+class Made:
+    """The output seen from its producer: one fan, whose first `early` readers come before it (they are state)."""
+
+    fan: Fan
+    early: int
+
+    def ahead(self, forward: bool) -> slice:
+        """The arcs whose consumers come later in a pass."""
+        return slice(self.early, None) if forward else slice(self.early)
 
 
 @dataclass
@@ -187,8 +206,8 @@ class Unit:
     price: Floats
     memory: Floats
     cost: Floats  # price + nu memory
-    out: Groups | None
-    fan: Fan | None
+    out: Groups
+    made: list[Made]  # one for each phase that reads the output
     reads: list[Read]
     gamma: float = 1.0
 
@@ -206,26 +225,24 @@ class Dual:
     ) -> None:
         self.problem, self.keep, self.dear, self.nu = problem, list(keep), dear, nu
         self.tables = PriceTables() if tables is None else tables.fresh()
-        self.fans: dict[int, Fan] = self._fans()
+        self.fans: dict[FanKey, Fan] = self._fans()
         self.work = Workspace(max((fan.lam.size for fan in self.fans.values()), default=1))
         self.units = [self._unit(o, operator) for o, operator in enumerate(problem.operators)]
 
-    def _fans(self) -> dict[int, Fan]:
+    def _fans(self) -> dict[FanKey, Fan]:
         operators, fans = self.problem.operators, {}
-        for o, operator in enumerate(operators):
-            readers = [] if operator.output is None else self.problem.consumers()[operator.output]
-            if not readers:
-                continue
-            rows = np.unique(operator.out[self.keep[o]]).astype(np.int64)
+        for key, readers in self.problem.fans.items():
+            maker = self.problem.producers[key[0]]
+            rows = np.unique(operators[maker].out[self.keep[maker]]).astype(np.int64)
             reads = [np.unique(operators[r].reads[self.keep[r], a]).astype(np.int64) for r, a in readers]
             columns = np.unique(np.concatenate(reads))
-            price = self.tables.get(self.problem.tensors[operator.output].conversion, rows, columns)
-            fans[operator.output] = Fan(operator.output, rows, reads, price, self.dear)
+            price = self.tables.get(self.problem.tensors[key[0]].conversion, rows, columns)
+            fans[key] = Fan(key, rows, reads, price, self.dear)
         self._share_filled(fans)
         return fans
 
     @staticmethod
-    def _share_filled(fans: dict[int, Fan]) -> None:
+    def _share_filled(fans: dict[FanKey, Fan]) -> None:
         """Equal tables stay one object also after their missing conversions were priced."""
         filled: dict[int, Floats] = {}
         for fan in fans.values():
@@ -234,17 +251,23 @@ class Dual:
                 fan.lam = fan.price[None]
 
     def _unit(self, o: int, operator: Operator) -> Unit:
-        kept = self.keep[o]
-        fan = self.fans.get(operator.output) if operator.output is not None else None
-        out = None if fan is None else Groups(np.searchsorted(fan.rows, operator.out[kept]))
+        problem, kept = self.problem, self.keep[o]
+        out = Groups(np.unique(operator.out[kept], return_inverse=True)[1].reshape(-1))
+        made = [
+            Made(self.fans[key], sum(r < o for r, _ in problem.fans[key]))
+            for key in problem.fans_of(operator.output)
+        ]
         reads = []
         for a, t in enumerate(operator.arcs):
-            index = np.searchsorted(self.fans[t].columns, operator.reads[kept, a])
-            reads.append(Read(self.fans[t], self.problem.consumers()[t].index((o, a)), Groups(index)))
+            key = (t, operator.phase)
+            index = np.searchsorted(self.fans[key].columns, operator.reads[kept, a])
+            k, later = problem.fans[key].index((o, a)), problem.producers[t] > o
+            reads.append(Read(self.fans[key], k, Groups(index), later))
         price, memory = operator.cost[kept], operator.memory[kept]
-        gamma = 1.0 / max(len(reads), fan.n if fan else 0, 1)
+        after = sum(m.fan.n - m.early for m in made) + sum(read.later for read in reads)
+        before = sum(m.early for m in made) + sum(not read.later for read in reads)
         cost = price + self.nu * memory if self.nu else price
-        return Unit(kept, price, memory, cost, out, fan, reads, gamma)
+        return Unit(kept, price, memory, cost, out, made, reads, 1.0 / max(before, after, 1))
 
     def price_memory(self, nu: float) -> None:
         """Change the price of memory (per byte); the messages stay valid."""
@@ -255,8 +278,8 @@ class Dual:
     def restrict(self, keep: Sequence[Ints], dear: float | None = None) -> Dual:
         """The same messages over fewer strategies."""
         smaller = Dual(self.problem, keep, self.dear if dear is None else dear, self.nu, self.tables)
-        for t, fan in smaller.fans.items():
-            fan.slice_from(self.fans[t])
+        for key, fan in smaller.fans.items():
+            fan.slice_from(self.fans[key])
             if fan.n > 1 and fan.blocked is not None:
                 fan.lam[:, fan.blocked] = fan.dear
         return smaller
@@ -264,7 +287,7 @@ class Dual:
     def copy(self) -> Dual:
         """Messages of its own over the same tables."""
         twin = copy.copy(self)
-        twin.fans = {t: copy.copy(fan) for t, fan in self.fans.items()}
+        twin.fans = {key: copy.copy(fan) for key, fan in self.fans.items()}
         for fan in twin.fans.values():
             fan.y = fan.y.copy()
             fan.x = fan.x.copy()
@@ -272,8 +295,8 @@ class Dual:
                 fan.lam = fan.lam.copy()
         twin.units = [copy.copy(unit) for unit in self.units]
         for unit in twin.units:
-            unit.fan = twin.fans[unit.fan.tensor] if unit.fan else None
-            unit.reads = [Read(twin.fans[read.fan.tensor], read.k, read.groups) for read in unit.reads]
+            unit.made = [replace(m, fan=twin.fans[m.fan.key]) for m in unit.made]
+            unit.reads = [replace(read, fan=twin.fans[read.fan.key]) for read in unit.reads]
         return twin
 
     def globally(self, local: Ints) -> Ints:
@@ -293,14 +316,14 @@ class Dual:
     def theta(self, unit: Unit) -> Floats:
         """Reparametrised costs of an operator's strategies."""
         theta = unit.cost.copy()
-        if unit.fan is not None:
-            theta += unit.fan.x.sum(0)[unit.out.index]
+        for made in unit.made:
+            theta += made.fan.x.sum(0)[unit.out.index]
         for read in unit.reads:
             theta += read.fan.y[read.k][read.groups.index]
         return theta
 
     def forward(self, temperature: float = 0.0) -> None:
-        """One pass in topological order."""
+        """One pass in the problem's order."""
         for unit in self.units:
             self._visit(unit, True, temperature)
 
@@ -310,19 +333,20 @@ class Dual:
             self._visit(unit, False, temperature)
 
     def _visit(self, unit: Unit, forward: bool, temperature: float) -> None:
-        fan = unit.fan
-        if fan is not None:
-            fan.pull_x(self.work, temperature)
-            if fan.n > 1:
-                fan.resplit(self.work)
-                fan.pull_x(self.work, temperature)
+        for made in unit.made:
+            made.fan.pull_x(self.work, temperature)
+            if made.fan.n > 1:
+                made.fan.resplit(self.work)
+                made.fan.pull_x(self.work, temperature)
         for read in unit.reads:
             read.fan.pull_y(read.k, self.work, temperature)
         theta, gamma = self.theta(unit), unit.gamma
-        if forward and fan is not None:
-            fan.x -= gamma * unit.out.least(theta, temperature / gamma)
-        if not forward:
-            for read in unit.reads:
+        for made in unit.made:
+            ahead = made.fan.x[made.ahead(forward)]
+            if len(ahead):
+                ahead -= gamma * unit.out.least(theta, temperature / gamma)
+        for read in unit.reads:
+            if read.later == forward:
                 read.fan.y[read.k][read.groups.present] -= gamma * read.groups.least(
                     theta, temperature / gamma
                 )
@@ -335,10 +359,10 @@ class Dual:
     def strategy_bounds(self) -> tuple[float, list[Floats]]:
         """B, and for each operator's strategies the bound B(s) on choices that contain them."""
         rows, columns, least = {}, {}, {}
-        for t, fan in self.fans.items():
+        for key, fan in self.fans.items():
             left = fan.left(self.work)
-            rows[t], columns[t] = left.min(2), left.min(1)
-            least[t] = rows[t].min(1)
+            rows[key], columns[key] = left.min(2), left.min(1)
+            least[key] = rows[key].min(1)
         thetas = [self.theta(unit) for unit in self.units]
         bound = sum(float(theta.min()) for theta in thetas) + sum(
             float(value.sum()) for value in least.values()
@@ -346,11 +370,11 @@ class Dual:
         bounds = []
         for unit, theta in zip(self.units, thetas, strict=True):
             rise = theta - theta.min()
-            if unit.fan is not None:
-                t = unit.fan.tensor
-                rise += (rows[t] - least[t][:, None]).sum(0)[unit.out.index]
+            for made in unit.made:
+                key = made.fan.key
+                rise += (rows[key] - least[key][:, None]).sum(0)[unit.out.index]
             for read in unit.reads:
-                t = read.fan.tensor
-                rise += (columns[t][read.k] - least[t][read.k])[read.groups.index]
+                key = read.fan.key
+                rise += (columns[key][read.k] - least[key][read.k])[read.groups.index]
             bounds.append(bound + rise)
         return bound, bounds

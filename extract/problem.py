@@ -1,13 +1,17 @@
 """The extraction problem: one strategy per operator, conversions between the labels they leave and read.
 
-    minimise   sum_o cost_o(s_o) + sum_t sum_{q read by some consumer of t} d_t(p_t, q)        Problem.cost
+    minimise   sum_o cost_o(s_o) + sum_{t, phase} sum_{q that phase reads of t} d_t(p_t, q)     Problem.cost
     subject to sum_o memory_o(s_o) <= memory_limit                                            Problem.memory
 
 A *tensor* t has labels 0..L-1 (its placements) and a price table `d_t[p, q]` (seconds of the cheapest chain
-of collectives, 0 on the diagonal, inf where no chain exists). A copy is paid once however many consumers read
-it. An *operator* has one output tensor (or none: a graph output's sink), reads tensors through arcs, and owns
-strategies: (label of the output, label read on each arc, seconds, bytes held). A tensor has exactly one
-producer, which comes before its consumers.
+of collectives, 0 on the diagonal, inf where no chain exists). An *operator* has one output tensor (or none: a
+graph output's sink), reads tensors through arcs in one *phase* (forward 0, backward 1, optimizer 2), and owns
+strategies: (label of the output, label read on each arc, seconds, bytes held). A copy is paid once however many
+consumers of the same phase read it; each further phase makes and pays its own, since none is kept for it.
+
+A tensor has exactly one producer, which comes before its consumers. The exception is *state*, a parameter or an
+optimizer's moment: its operator leaves the old value and reads the updated one, which is produced later, in the
+same label (`Operator.may_be_state`). That closes the loop from one step to the next.
 
 The label -1 (`ABSENT`) means "not there": a strategy with `reads[s, a] == -1` does not read arc a, one with
 `out[s] == -1` does not compute its output, which is legal only if nobody reads it. `priced_with_absent` says
@@ -35,7 +39,7 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """Strategy s leaves `out[s]`, reads `reads[s, a]` on arc a, costs `cost[s]` and holds `memory[s]`."""
+    """Strategy s leaves `out[s]`, reads `reads[s, a]` on arc a in `phase`, costs `cost[s]`, holds `memory[s]`."""
 
     name: str
     output: int | None
@@ -44,6 +48,7 @@ class Operator:
     reads: NDArray[np.int32]
     cost: NDArray[np.float64]
     memory: NDArray[np.float64]
+    phase: int = 0
 
     def __post_init__(self) -> None:
         count = len(self.cost)
@@ -54,10 +59,15 @@ class Operator:
                 f"have shapes {shapes}"
             )
 
+    @property
+    def may_be_state(self) -> bool:
+        """Does it leave one tensor and read one other, in the same label?"""
+        return self.output is not None and len(self.arcs) == 1 and bool((self.reads[:, 0] == self.out).all())
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Operators in topological order over tensors; arcs and outputs index `tensors`."""
+    """Operators in topological order over tensors, but for what state reads; arcs and outputs index `tensors`."""
 
     tensors: tuple[Tensor, ...]
     operators: tuple[Operator, ...]
@@ -66,26 +76,49 @@ class Problem:
     def __post_init__(self) -> None:
         made: set[int] = set()
         for operator in self.operators:
-            if missing := [self.tensors[t].name for t in operator.arcs if t not in made]:
+            missing = [self.tensors[t].name for t in operator.arcs if t not in made]
+            if missing and not operator.may_be_state:
                 raise ValueError(f"operator {operator.name!r} reads {missing} before their producer")
+            if operator.output is None:
+                continue
+            name = self.tensors[operator.output].name
+            if operator.output in operator.arcs:
+                raise ValueError(f"operator {operator.name!r} reads its own output {name!r}")
             if operator.output in made:
-                raise ValueError(f"tensor {self.tensors[operator.output].name!r} has two producers")
-            if operator.output is not None:
-                made.add(operator.output)
+                raise ValueError(f"tensor {name!r} has two producers")
+            made.add(operator.output)
         if len(made) != len(self.tensors):
             raise ValueError(f"{len(self.tensors) - len(made)} tensors have no producer")
 
-    def consumers(self) -> list[list[tuple[int, int]]]:
-        """For each tensor, its (operator, arc) readers in order."""
-        return self._readers
+    @cached_property
+    def producers(self) -> list[int]:
+        """For each tensor, the operator that leaves it."""
+        made = {operator.output: o for o, operator in enumerate(self.operators)}
+        return [made[t] for t in range(len(self.tensors))]
 
     @cached_property
-    def _readers(self) -> list[list[tuple[int, int]]]:
-        readers: list[list[tuple[int, int]]] = [[] for _ in self.tensors]
+    def fans(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """For each (tensor, phase) that is read, the (operator, arc) readers who share its copies, in order."""
+        readers: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for o, operator in enumerate(self.operators):
             for a, t in enumerate(operator.arcs):
-                readers[t].append((o, a))
-        return readers
+                readers.setdefault((t, operator.phase), []).append((o, a))
+        return dict(sorted(readers.items()))
+
+    def fans_of(self, tensor: int | None) -> list[tuple[int, int]]:
+        """The keys of `fans` that belong to a tensor."""
+        return self._fans_of.get(tensor, [])
+
+    @cached_property
+    def _fans_of(self) -> dict[int | None, list[tuple[int, int]]]:
+        keys: dict[int | None, list[tuple[int, int]]] = {}
+        for key in self.fans:
+            keys.setdefault(key[0], []).append(key)
+        return keys
+
+    def consumers(self) -> list[list[tuple[int, int]]]:
+        """For each tensor, its (operator, arc) readers of all phases."""
+        return [[r for key in self.fans_of(t) for r in self.fans[key]] for t in range(len(self.tensors))]
 
     def cost(self, choice: NDArray[np.int64]) -> float:
         """The price of a complete choice, recomputed from scratch; inf if a conversion does not exist."""
@@ -95,7 +128,7 @@ class Problem:
             for o, s in zip(self.operators, choice, strict=True)
             if o.output is not None
         }
-        for t, readers in enumerate(self.consumers()):
+        for (t, _), readers in self.fans.items():
             wanted = {int(self.operators[o].reads[choice[o], a]) for o, a in readers} - {ABSENT}
             if wanted and label[t] == ABSENT:
                 return np.inf

@@ -1,16 +1,17 @@
 """Exact answers for small problems: a 0/1 program for HiGHS, its relaxation, and plain enumeration.
 
-Variables: x[o, s] in {0, 1}; for each consumer arc c of tensor t a flow mu_c[p, q] >= 0; r_t[p, q] >= 0.
+Variables: x[o, s] in {0, 1}; for each consumer arc c of tensor t a flow mu_c[p, q] >= 0; for each fan f, the
+consumers of t in one phase, r_f[p, q] >= 0. The order of operators plays no part, so state needs no care.
 
     sum_s x[o, s] = 1                                                    _choose_one
     sum_q mu_c[p, q] = sum {x[producer, s] : out = p}                    _marginals
     sum_p mu_c[p, q] = sum {x[consumer, s] : reads = q}                  _marginals
-    r_t[p, q] >= mu_c[p, q]   (a copy is paid once)                      _copies
+    r_f[p, q] >= mu_c[p, q]   (a copy is paid once in a phase)           _copies
     sum x[o, s] memory[o, s] <= memory_limit                             _memory_row
-    minimise sum x cost + sum r d     (mu d where t has one consumer)
+    minimise sum x cost + sum r d     (mu d where f has one consumer)
 
 A pair without a conversion has no mu. Both marginals per arc keep the relaxation tight; aggregating the
-consumers of a tensor, or ordering variables, do not (bounds 6 % low or worse). Nothing here is shared
+consumers of a fan, or ordering variables, do not (bounds 6 % low or worse). Nothing here is shared
 with the dual ascent.
 `keep` limits each operator to some of its strategies: that is the last step of the search.
 """
@@ -128,12 +129,11 @@ def solve_program(
     x = [program.add_columns(o.cost[k], integral=True) for o, k in zip(problem.operators, keep, strict=True)]
     _choose_one(program, x)
     tables: dict[int, NDArray[np.float64]] = {}
-    for t, readers in enumerate(problem.consumers()):
-        conversion = problem.tensors[t].conversion
+    for fan in problem.fans:
+        conversion = problem.tensors[fan[0]].conversion
         if id(conversion) not in tables:
             tables[id(conversion)] = priced_with_absent(conversion)
-        if readers:
-            _flows(program, problem, keep, x, t, tables[id(conversion)])
+        _flows(program, problem, keep, x, fan, tables[id(conversion)])
     if np.isfinite(problem.memory_limit):
         _memory_row(program, problem, keep, x)
     highs, scale = _highs(program, len(x), relaxed)
@@ -166,13 +166,12 @@ def _flows(
     problem: Problem,
     keep: Sequence[NDArray[np.int64]],
     x: list[NDArray[np.int64]],
-    t: int,
+    fan: tuple[int, int],
     table: NDArray[np.float64],
 ) -> None:
-    """All arcs of tensor t: a flow per arc and, with several consumers, the copies they share."""
-    maker = next(o for o, operator in enumerate(problem.operators) if operator.output == t)
+    """All arcs of a (tensor, phase): a flow per arc and, with several consumers, the copies they share."""
+    maker, readers = problem.producers[fan[0]], problem.fans[fan]
     out = problem.operators[maker].out[keep[maker]]
-    readers = problem.consumers()[t]
     copies: dict[tuple[int, int], list[tuple[int, float]]] = {}
     for o, a in readers:
         read = problem.operators[o].reads[keep[o], a]

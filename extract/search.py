@@ -3,7 +3,7 @@
 In: a Problem, and optionally `axes_of_labels[t][label, axis]`, a code of the label on each mesh axis.
 Out: a Solution whose cost was recomputed with Problem.cost and whose bound is proved (see dual.py).
 
-    plans      decode_forward, decode_backward   greedy in pass order, true prices behind, messages ahead
+    plans      decode                            greedy in pass order, true prices behind, messages ahead
                descend                           best single-operator moves until none helps
                _Search.axis_search               free one mesh axis, then pairs, others as in the plan
     pruning    _Search.prune                     a strategy goes if each choice with it exceeds the plan
@@ -22,12 +22,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .dual import Dual, Fan, Floats, Ints, PriceTables, Unit
+from .dual import Dual, FanKey, Floats, Ints, PriceTables, Unit
 from .problem import ABSENT, Infeasible, Problem, Solution
 from .referee import Answer, pair_count, solve_program
 
@@ -73,11 +73,13 @@ def solve(
 # --- plans from messages ------------------------------------------------------------------------------------
 
 
-def _read_costs(unit: Unit, payable: dict[int, Floats]) -> Floats:
-    """What each strategy's reads cost at the prices `payable[t][column]`; one operator pays a copy once."""
+def _read_costs(unit: Unit, payable: Mapping[FanKey, Floats]) -> Floats:
+    """What each strategy's reads cost at the prices `payable[fan][column]`; one operator pays a copy once."""
     total = np.zeros(len(unit.kept))
     for j, read in enumerate(unit.reads):
-        term = payable[read.fan.tensor][read.groups.index]
+        if read.fan.key not in payable:
+            continue
+        term = payable[read.fan.key][read.groups.index]
         for earlier in unit.reads[:j]:
             if earlier.fan is read.fan:
                 term = np.where(earlier.groups.index == read.groups.index, 0.0, term)
@@ -85,75 +87,69 @@ def _read_costs(unit: Unit, payable: dict[int, Floats]) -> Floats:
     return total
 
 
-def decode_forward(dual: Dual) -> Ints:
-    """Choose in topological order: true prices behind, messages ahead. Good after a backward pass."""
-    payable: dict[int, Floats] = {}
+def decode(dual: Dual, forward: bool) -> Ints:
+    """Choose in pass order: true prices behind, messages ahead. Good after a pass the other way."""
+    payable: dict[FanKey, Floats] = {}  # of fans whose producer has chosen
+    wanted = {key: np.zeros(len(fan.columns), dtype=bool) for key, fan in dual.fans.items()}
     local = np.zeros(len(dual.units), dtype=np.int64)
-    for u, unit in enumerate(dual.units):
-        estimate = unit.cost + _read_costs(unit, payable)
-        if unit.fan is not None:
-            unit.fan.pull_x(dual.work, 0.0)
-            estimate += unit.fan.x.sum(0)[unit.out.index]
-        s = local[u] = np.argmin(estimate)
-        if unit.fan is not None:
-            payable[unit.fan.tensor] = unit.fan.price[unit.out.index[s]].copy()
-        for read in unit.reads:
-            payable[read.fan.tensor][read.groups.index[s]] = 0.0
-    return local
-
-
-def decode_backward(dual: Dual) -> Ints:
-    """Choose against topological order. Good after a forward pass."""
-    wanted = {t: np.zeros(len(fan.columns), dtype=bool) for t, fan in dual.fans.items()}
-    local = np.zeros(len(dual.units), dtype=np.int64)
-    for u in range(len(dual.units) - 1, -1, -1):
+    order = range(len(dual.units)) if forward else reversed(range(len(dual.units)))
+    for u in order:
         unit = dual.units[u]
-        estimate = unit.cost.copy()
-        if unit.fan is not None:
-            estimate += unit.fan.price[:, wanted[unit.fan.tensor]].sum(1)[unit.out.index]
+        estimate = unit.cost + _read_costs(unit, payable)
+        for made in unit.made:
+            fan, ahead = made.fan, made.ahead(forward)
+            estimate += fan.price[:, wanted[fan.key]].sum(1)[unit.out.index]
+            if len(fan.x[ahead]):
+                fan.pull_x(dual.work, 0.0)
+                estimate += fan.x[ahead].sum(0)[unit.out.index]
         for read in unit.reads:
-            read.fan.pull_y(read.k, dual.work, 0.0)
-            estimate += read.fan.y[read.k][read.groups.index]
+            if read.later == forward:
+                read.fan.pull_y(read.k, dual.work, 0.0)
+                estimate += read.fan.y[read.k][read.groups.index]
         s = local[u] = np.argmin(estimate)
+        for made in unit.made:
+            fan = made.fan
+            payable[fan.key] = np.where(wanted[fan.key], 0.0, fan.price[unit.out.index[s]])
         for read in unit.reads:
-            wanted[read.fan.tensor][read.groups.index[s]] = True
+            wanted[read.fan.key][read.groups.index[s]] = True
+            if read.fan.key in payable:
+                payable[read.fan.key][read.groups.index[s]] = 0.0
     return local
 
 
 class _Place:
-    """A complete choice with each tensor's label and copies, so that one operator's moves can be priced."""
+    """A complete choice with each fan's label and copies, so that one operator's moves can be priced."""
 
     def __init__(self, dual: Dual, local: Ints) -> None:
         self.dual, self.local = dual, local.copy()
-        self.label: dict[int, int] = {}
-        self.readers = {t: np.zeros(len(fan.columns), dtype=np.int64) for t, fan in dual.fans.items()}
+        self.label: dict[FanKey, int] = {}
+        self.readers = {key: np.zeros(len(fan.columns), dtype=np.int64) for key, fan in dual.fans.items()}
         self.memory = 0.0
         for unit, s in zip(dual.units, local, strict=True):
             self._put(unit, s, 1)
 
     def _put(self, unit: Unit, s: int, times: int) -> None:
         self.memory += times * float(unit.memory[s])
-        if unit.fan is not None:
-            self.label[unit.fan.tensor] = unit.out.index[s]
+        for made in unit.made:
+            self.label[made.fan.key] = unit.out.index[s]
         for read in unit.reads:
-            self.readers[read.fan.tensor][read.groups.index[s]] += times
+            self.readers[read.fan.key][read.groups.index[s]] += times
 
     def moves(self, u: int, cost: Floats) -> Floats:
         """The cost of everything that operator u's strategy touches, for each strategy."""
         unit = self.dual.units[u]
         total = cost.copy()
-        if unit.fan is not None:
-            read = self.readers[unit.fan.tensor] > 0
-            total += unit.fan.price[:, read].sum(1)[unit.out.index]
+        for made in unit.made:
+            read = self.readers[made.fan.key] > 0
+            total += made.fan.price[:, read].sum(1)[unit.out.index]
         payable = {}
         for read in unit.reads:
-            self.readers[read.fan.tensor][read.groups.index[self.local[u]]] -= 1
+            self.readers[read.fan.key][read.groups.index[self.local[u]]] -= 1
         for read in unit.reads:
-            fan: Fan = read.fan
-            others = self.readers[fan.tensor] > 0
-            payable[fan.tensor] = np.where(others, 0.0, fan.price[self.label[fan.tensor]])
+            others = self.readers[read.fan.key] > 0
+            payable[read.fan.key] = np.where(others, 0.0, read.fan.price[self.label[read.fan.key]])
         for read in unit.reads:
-            self.readers[read.fan.tensor][read.groups.index[self.local[u]]] += 1
+            self.readers[read.fan.key][read.groups.index[self.local[u]]] += 1
         return total + _read_costs(unit, payable)
 
     def move(self, u: int, s: int) -> None:
@@ -306,9 +302,9 @@ class _Search:
         small = Dual(self.problem, keep, dual.dear, self.nu, self.tables)
         for _ in range(sweeps):
             small.forward()
-            self.offer(small, decode_backward(small))
+            self.offer(small, decode(small, forward=False))
             small.backward()
-            self.offer(small, decode_forward(small))
+            self.offer(small, decode(small, forward=True))
             if small.bound() >= self.plan_value * (1 - 1e-6):
                 break
         return self.plan_value < before
@@ -359,7 +355,7 @@ class _Search:
         if empty := [o.name for o, k in zip(self.problem.operators, keep, strict=True) if not len(k)]:
             raise Infeasible(f"operator {empty[0]!r} has no strategy of finite cost")
         dual = Dual(self.problem, keep, 2 * self.dearest, self.nu, self.tables)
-        self.offer(dual, decode_forward(dual))
+        self.offer(dual, decode(dual, forward=True))
         if self.plan is not None:
             self.axis_search(dual)
             dual = dual.restrict(keep, self.dear())
@@ -379,10 +375,10 @@ class _Search:
         """One hard double sweep with plans, bound and pruning; a soft phase keeps its own messages."""
         trial = dual.copy() if soft else dual
         trial.forward()
-        found = self.offer(trial, decode_backward(trial))
+        found = self.offer(trial, decode(trial, forward=False))
         trial.backward()
         self.sweeps += 1
-        found |= self.offer(trial, decode_forward(trial))
+        found |= self.offer(trial, decode(trial, forward=True))
         if found:
             self.axis_search(trial)
         return self.prune(trial, dual)
@@ -486,7 +482,7 @@ def _dearest(problem: Problem) -> float:
     """No legal choice costs more."""
     total = sum(float(np.abs(o.cost[np.isfinite(o.cost)]).max(initial=0.0)) for o in problem.operators)
     highest: dict[int, float] = {}
-    for t, readers in enumerate(problem.consumers()):
+    for (t, _), readers in problem.fans.items():
         d = problem.tensors[t].conversion
         if id(d) not in highest:
             highest[id(d)] = float(d[np.isfinite(d)].max(initial=0.0))
@@ -604,8 +600,8 @@ class _Limited:
         search = self.search
         for _ in range(sweeps):
             dual.forward()
-            search.offer(dual, decode_backward(dual))
+            search.offer(dual, decode(dual, forward=False))
             dual.backward()
-            search.offer(dual, decode_forward(dual))
+            search.offer(dual, decode(dual, forward=True))
             search.sweeps += 1
         search.axis_search(dual)
