@@ -28,7 +28,7 @@ from .rules import load_rules
 if TYPE_CHECKING:
     import numpy as np
 
-    from .verification.numbers import Verdict
+    from .verification.numbers import Comparison
 
 __version__ = "0.1.0"
 
@@ -102,7 +102,7 @@ def run(plan: Plan, model: Graph | str | Path, inputs: Mapping[str, np.ndarray])
     return executable.run(executable.place(inputs, tensor_source(graph)))
 
 
-def verify(model: Graph | str | Path, plan: Plan, *, seed: int = 0) -> Verdict:
+def verify(model: Graph | str | Path, plan: Plan, *, seed: int = 0) -> Comparison:
     """Run plan and model in float64 on random inputs and weights and compare every output."""
     from .runtime.devices import ensure_devices
     from .verification.numbers import compare

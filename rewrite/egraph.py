@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from egglog.bindings import EggSmolError, EGraph
+from egglog.bindings import EggSmolError, EGraph, FrozenRow, RunScheduleOutput
+from egglog.bindings import Value as Raw
 
 from ..mesh import Partial, Placement, Replicate, Shard
 from ..program import TensorType
-from ..rules import RuleBook
+from ..rules import Constructor, RuleBook
 from .space import RuleConflict
 from .terms import Head, Value, write
+
+T = TypeVar("T")
 
 
 class Engine:
@@ -45,7 +48,7 @@ class Engine:
             outputs = self.egraph.run_program(*self.egraph.parse_program(text))
         except EggSmolError as error:
             raise RuleConflict(f"the rules contradict each other: {' '.join(str(error).split())}") from None
-        return any(getattr(output, "report", None) and output.report.updated for output in outputs)
+        return any(isinstance(output, RunScheduleOutput) and output.report.updated for output in outputs)
 
     def include(self, text: str) -> None:
         """Run a long text: one parsed string keeps a copy of itself in every span, a file does not."""
@@ -72,8 +75,8 @@ class Frozen:
 
     def __init__(self, egraph: EGraph, book: RuleBook) -> None:
         self._egraph = egraph
-        self._classes: dict[object, int] = {}
-        self._values: dict[tuple[str, object], Value | Placement] = {}
+        self._classes: dict[Raw, int] = {}
+        self._values: dict[tuple[Callable, Raw], Any] = {}
         tables = egraph.freeze().functions
         self._placements = {
             row.output: self._placement(name, row)
@@ -82,9 +85,8 @@ class Frozen:
         }
         self.nodes: dict[int, list[ENode]] = defaultdict(list)
         self.made_by: dict[ENode, list[str]] = defaultdict(list)
-        self.below: dict[int, list[tuple[str, Placement, int]]] = defaultdict(
-            list
-        )  # class -> (axis, placement, class placed)
+        # class -> (axis, placement, class placed)
+        self.below: dict[int, list[tuple[str, Placement, int]]] = defaultdict(list)
         self.placed: dict[tuple[str, Placement, int], int] = {}
         for constructor in book.constructors.values():
             table = tables[constructor.name]
@@ -93,15 +95,14 @@ class Frozen:
             elif constructor.operands or constructor.name == "Leaf":
                 for row in table.rows:
                     self.nodes[self.eclass(row.output)].append(self._enode(constructor, row.inputs))
-                for row in (
-                    tables[f"{constructor.name}-by"].rows if f"{constructor.name}-by" in tables else ()
-                ):
-                    name = egraph.value_to_string(row.inputs[0])
+                made = tables.get(f"{constructor.name}-by")
+                for row in made.rows if made else ():
+                    name = self._plain(_string, row.inputs[0])
                     self.made_by[self._enode(constructor, row.inputs[1:])].append(name)
-        self.shape = {self.eclass(r.inputs[0]): self._plain("Ints", r.output) for r in tables["shape"].rows}
-        self.level = {self.eclass(r.inputs[0]): self._plain("i64", r.output) for r in tables["level"].rows}
-        self.dtype = {self.eclass(r.inputs[0]): self._plain("String", r.output) for r in tables["dtype"].rows}
-        self.kind = {self._plain("i64", r.inputs[0]): self.eclass(r.output) for r in tables["kind"].rows}
+        self.shape = {self.eclass(r.inputs[0]): self._plain(_ints, r.output) for r in tables["shape"].rows}
+        self.level = {self.eclass(r.inputs[0]): self._plain(_int, r.output) for r in tables["level"].rows}
+        self.dtype = {self.eclass(r.inputs[0]): self._plain(_string, r.output) for r in tables["dtype"].rows}
+        self.kind = {self._plain(_int, r.inputs[0]): self.eclass(r.output) for r in tables["kind"].rows}
 
     def type(self, eclass: int) -> TensorType | None:
         """The local type of a class, if it is known yet."""
@@ -109,44 +110,46 @@ class Frozen:
             return TensorType(self.shape[eclass], self.dtype[eclass])
         return None
 
-    def eclass(self, value: object) -> int:
+    def eclass(self, value: Raw) -> int:
         return self._classes.setdefault(value, len(self._classes))
 
-    def _placement(self, name: str, row) -> Placement:
+    def _placement(self, name: str, row: FrozenRow) -> Placement:
         if name == "Shard":
-            return Shard(self._egraph.value_to_i64(row.inputs[0]))
+            return Shard(self._plain(_int, row.inputs[0]))
         return Replicate() if name == "Replicate" else Partial()
 
-    def _read_placed(self, rows) -> None:
+    def _read_placed(self, rows: Sequence[FrozenRow]) -> None:
         for row in rows:
-            axis = str(self._plain("String", row.inputs[0]))
-            placement, inner, outer = (
-                self._placements[row.inputs[1]],
-                self.eclass(row.inputs[2]),
-                self.eclass(row.output),
-            )
+            axis, placement = self._plain(_string, row.inputs[0]), self._placements[row.inputs[1]]
+            inner, outer = self.eclass(row.inputs[2]), self.eclass(row.output)
             self.below[outer].append((axis, placement, inner))
             self.placed[axis, placement, inner] = outer
 
-    def _enode(self, constructor, values) -> ENode:
-        attributes, operands = [], []
+    def _enode(self, constructor: Constructor, values: Sequence[Raw]) -> ENode:
+        attributes: list[Value] = []
+        operands: list[int] = []
         for sort, value in zip(constructor.sorts, values, strict=True):
             if sort == "Tensor":
                 operands.append(self.eclass(value))
             else:
-                attributes.append(self._plain(sort, value))
+                attributes.append(self._plain(_CONVERT[sort], value))
         return ENode(Head(constructor.name, tuple(attributes)), tuple(operands))
 
-    def _plain(self, sort: str, value):
-        key = (sort, value)
+    def _plain(self, convert: Callable[[EGraph, Raw], T], value: Raw) -> T:
+        key = (convert, value)
         if key not in self._values:
-            self._values[key] = _CONVERT[sort](self._egraph, value)
+            self._values[key] = convert(self._egraph, value)
         return self._values[key]
 
 
-_CONVERT: dict[str, Callable] = {
-    "i64": lambda g, v: g.value_to_i64(v),
-    "f64": lambda g, v: g.value_to_f64(v),
-    "String": lambda g, v: g.value_to_string(v),
-    "Ints": lambda g, v: tuple(g.value_to_i64(x) for x in g.value_to_vec(v)),
+def _ints(egraph: EGraph, value: Raw) -> tuple[int, ...]:
+    return tuple(map(egraph.value_to_i64, egraph.value_to_vec(value)))
+
+
+_int, _float, _string = EGraph.value_to_i64, EGraph.value_to_f64, EGraph.value_to_string
+_CONVERT: dict[str, Callable[[EGraph, Raw], Value]] = {
+    "i64": _int,
+    "f64": _float,
+    "String": _string,
+    "Ints": _ints,
 }

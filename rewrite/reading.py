@@ -34,6 +34,7 @@ class Reader:
         self._layouts = {
             t: tuple(layout for layout, _ in self._placed(frozen.kind[i])) for i, t in enumerate(types)
         }
+        self._rules = cache(self._find_rules)
         self.leaves: dict[int, tuple[int, TensorType, int]] = {}  # class -> (operand, type, layout index)
         for eclass, nodes in frozen.nodes.items():
             for node in nodes:
@@ -82,10 +83,11 @@ class Reader:
 
     def _name_leaf(self, eclass: int, node: ENode) -> None:
         position, dtype, shape = node.head.attributes
-        type_ = TensorType(shape, dtype)  # type: ignore[arg-type]
+        assert isinstance(position, int) and isinstance(dtype, str) and isinstance(shape, tuple)
+        type_ = TensorType(shape, dtype)
         index = {layout: i for i, layout in enumerate(self._layouts[type_])}
         for layout, placed in self._placed(eclass):
-            self.leaves[placed] = (int(position), type_, index[layout])  # type: ignore[arg-type]
+            self.leaves[placed] = (position, type_, index[layout])
 
     def _expand(self, root: int) -> list[tuple[Reads, Choice]]:
         """All consistent ways to compute a class from placed leaves: each class on the way computed by one e-node."""
@@ -132,18 +134,8 @@ class Reader:
         visit(root)
         return tuple(steps), tuple(sorted(rules))
 
-    def _rules(self, eclass: int, node: ENode) -> tuple[str, ...]:
+    def _find_rules(self, eclass: int, node: ENode) -> tuple[str, ...]:
         """Names of the rules that made an e-node, at its own level and at those below."""
-        return self._cached_rules((eclass, node))
-
-    @property
-    def _cached_rules(self):
-        if not hasattr(self, "_rules_cache"):
-            self._rules_cache = cache(self._find_rules)
-        return self._rules_cache
-
-    def _find_rules(self, at: tuple[int, ENode]) -> tuple[str, ...]:
-        eclass, node = at
         rules = set(self.frozen.made_by.get(node, ()))
         for axis, _, inner in self.frozen.below.get(eclass, ()):
             for below in self.frozen.nodes.get(inner, ()):

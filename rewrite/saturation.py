@@ -25,7 +25,7 @@ from .collectives import infer_local
 from .egraph import Engine, Frozen, type_facts
 from .reading import Reader, check
 from .space import Kind, RuleConflict, Space
-from .terms import Head, leaf, term, write
+from .terms import Head, decode, leaf, term, write
 
 
 def saturate(
@@ -174,13 +174,13 @@ def _reads(out: tuple[int, ...], operand: tuple[int, ...]) -> list[str]:
 
 def _shaped(head: Head, operand: tuple[int, ...]) -> list[str]:
     if head.constructor == "Reshape":
-        target = head.attributes[0]
+        target = decode(head)[1]["shape"]
         return [
             f"(aligned {write(operand)} {write(target)} {c} {d})"
             for c, d in alignment.reshaped(operand, target)
         ]
     if head.constructor == "Reduce":
-        _, axes, keep = head.attributes
+        axes, keep = (decode(head)[1][key] for key in ("axes", "keepdims"))
         pairs = alignment.surviving(len(operand), axes, keep)
         return [f"(survives {write(operand)} {write(axes)} {keep} {c} {d})" for c, d in pairs]
     return []

@@ -55,16 +55,17 @@ def saturate_in_worker(
 def _converse(
     child: subprocess.Popen[bytes], request: bytes, progress: Callable[[str], None], seconds: float
 ) -> Space:
-    assert child.stdin and child.stdout and child.stderr
+    stdin, stdout, stderr = child.stdin, child.stdout, child.stderr
+    assert stdin and stdout and stderr
     errors: list[bytes] = []
-    reader = threading.Thread(target=lambda: errors.append(child.stderr.read()), daemon=True)  # type: ignore[union-attr]
+    reader = threading.Thread(target=lambda: errors.append(stderr.read()), daemon=True)
     reader.start()
     with contextlib.suppress(BrokenPipeError):
-        child.stdin.write(request)
-        child.stdin.close()
+        stdin.write(request)
+        stdin.close()
     while True:
         try:
-            tag, value = pickle.load(child.stdout)
+            tag, value = pickle.load(stdout)
         except EOFError:
             code = child.wait()
             reader.join(timeout=1)

@@ -39,7 +39,7 @@ def ensure_devices(count: int) -> str:
     import jax
 
     try:
-        if jax.config.jax_num_cpu_devices < count:  # -1 unless set; takes precedence over XLA_FLAGS
+        if jax.config.values["jax_num_cpu_devices"] < count:  # -1 unless set; comes before XLA_FLAGS
             jax.config.update("jax_num_cpu_devices", max(count, flagged_devices(), FEWEST_VIRTUAL_DEVICES))
     except RuntimeError:  # JAX is already running
         pass

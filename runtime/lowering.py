@@ -33,6 +33,7 @@ from .operators import JAX, exact_types, gather
 
 Source = Callable[[str], np.ndarray]
 Options = Mapping[str, Any]
+Devices = Sequence[Any]  # of jax.Device, which has no type: jaxlib comes without stubs
 
 # For programs that run once or twice, such as tests and numeric checks: compiling is what takes the time.
 # A training step of 1,765 nodes on eight devices compiles in 21 s instead of 43.
@@ -246,7 +247,7 @@ class Executable:
     def __init__(
         self,
         plan: Plan,
-        devices: Sequence[jax.Device] | None = None,
+        devices: Devices | None = None,
         compiler_options: Options | None = None,
         donate: Iterable[str] = (),
     ) -> None:
@@ -376,7 +377,7 @@ class Executable:
 
 def lower(
     plan: Plan,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Devices | None = None,
     *,
     compiler_options: Options | None = None,
     donate: Iterable[str] = (),

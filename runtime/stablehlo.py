@@ -82,14 +82,16 @@ def functions(text: str) -> Iterator[tuple[str, list[str]]]:
 
 def repetitions(body: list[str]) -> Iterator[tuple[int, int | None]]:
     """Each line's number, and how often the loops around it run it in one call (None: unknown)."""
-    loops: list[tuple[str, int | None]] = []  # the line that closes each loop around this line, and its trips
+    loops: list[tuple[str, int | None]] = [("", 1)]  # the line that closes each, how often its body runs
     for index, line in enumerate(body):
-        if loops and line == loops[-1][0]:
+        if len(loops) > 1 and line == loops[-1][0]:
             loops.pop()
-        counts = [trips for _, trips in loops]
-        yield index, None if None in counts else math.prod(counts)
+        often = loops[-1][1]
+        yield index, often
         if "stablehlo.while" in line:
-            loops.append((" " * (len(line) - len(line.lstrip())) + "}", trip_count(body, index)))
+            trips = trip_count(body, index)
+            closing = " " * (len(line) - len(line.lstrip())) + "}"
+            loops.append((closing, None if often is None or trips is None else often * trips))
 
 
 def trip_count(body: list[str], index: int) -> int | None:
