@@ -99,7 +99,7 @@ class Plan:
 class _Schema:
     doc: str
     attributes: tuple[tuple[str, str], ...] = ()
-    operands: int = 1
+    operands: int | None = 1  # None: any number, of any types
 
 
 _SCHEMAS = {
@@ -130,6 +130,17 @@ _SCHEMAS = {
         "mode wrap: a negative index counts from the end; mode zero: it means elsewhere already.",
         (("axis", "STRING"), ("rows", "INT"), ("mode", "STRING")),
     ),
+    "Vjp": _Schema(
+        "The cotangent of an operand of the operator `of` (with `attributes`, as JSON), given its operands and, last, the "
+        "cotangent of its result.",
+        (("of", "STRING"), ("attributes", "STRING"), ("operand", "INT")),
+        operands=None,
+    ),
+    "Adjoint": _Schema(
+        "Vjp of an operator that is linear in the operand, which is left out; `shape` is its shape.",
+        (("of", "STRING"), ("attributes", "STRING"), ("operand", "INT"), ("shape", "INTS")),
+        operands=None,
+    ),
     "GatherOrZero": _Schema("ONNX Gather, but a negative index gives zeros.", (("axis", "INT"),), operands=2),
 }
 
@@ -137,13 +148,17 @@ _SCHEMAS = {
 @functools.cache
 def register_schemas() -> None:
     """Make ONNX's checker and shape inference know the domain `parallegg`."""
+    parameter = onnx.defs.OpSchema.FormalParameter
     numbers = [
         f"tensor({name})"
         for name in ("bool", "double", "float", "float16", "bfloat16", "int8", "int16", "int32", "int64")
     ]
     for name, schema in _SCHEMAS.items():
-        operands = [onnx.defs.OpSchema.FormalParameter(f"x{i}", f"T{i}") for i in range(schema.operands)]
-        types = [(f"T{i}", numbers, "") for i in range(schema.operands)]
+        operands = [parameter(f"x{i}", f"T{i}") for i in range(schema.operands or 0)]
+        if schema.operands is None:
+            many = onnx.defs.OpSchema.FormalParameterOption.Variadic
+            operands = [parameter("x", "T0", param_option=many, is_homogeneous=False)]
+        types = [(f"T{i}", numbers, "") for i in range(len(operands))]
         attributes = [
             onnx.defs.OpSchema.Attribute(key, getattr(onnx.defs.OpSchema.AttrType, type_), required=True)
             for key, type_ in schema.attributes
@@ -151,7 +166,7 @@ def register_schemas() -> None:
         onnx.defs.register_schema(
             onnx.defs.OpSchema(
                 name, COLLECTIVE_DOMAIN, DOMAIN_VERSION, doc=schema.doc, inputs=operands,
-                outputs=[onnx.defs.OpSchema.FormalParameter("y", "T0")], type_constraints=types, attributes=attributes,
+                outputs=[parameter("y", "T0")], type_constraints=types, attributes=attributes,
             )
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from ..mesh import Mesh
 from ..program import COLLECTIVE_DOMAIN, TensorType
 from ..rewrite.collectives import COMMUNICATING
 from ..rewrite.operators import flops
-from ..rewrite.terms import RESULT, Head, decode
+from ..rewrite.terms import RESULT, Head, adjoint_of, decode
 from .hardware import Hardware
 
 FREE_SECONDS = 1e-12
@@ -60,6 +60,10 @@ def step_seconds(
         link = hardware.axis_link(sends.axis)
         return sends.latencies * link.latency_seconds + sends.sent / link.bytes_per_second
     moved = sum(t.bytes for t in operands) + result.bytes
+    if adjoint := adjoint_of(head):
+        return max(
+            _adjoint_seconds(adjoint, operands, result, hardware), moved / hardware.memory_bytes_per_second
+        ) + (hardware.launch_seconds)
     moving = moved / hardware.memory_bytes_per_second
     if domain == COLLECTIVE_DOMAIN:
         return moving + hardware.launch_seconds
@@ -68,3 +72,17 @@ def step_seconds(
     # Elementwise work never reaches the matrix units' rate; memory traffic is what bounds it.
     computing = hardware.compute_seconds(work, result.dtype) if op in _MATRIX else 0.0
     return max(computing, moving) + hardware.launch_seconds
+
+
+def _adjoint_seconds(
+    adjoint, operands: tuple[TensorType, ...], result: TensorType, hardware: Hardware
+) -> float:
+    """A product's adjoint by one operand is a product of the same work."""
+    _, operand, shape, of = adjoint
+    op, attributes, domain = decode(of)
+    if op not in _MATRIX or domain:
+        return 0.0
+    own = list(operands[:-1])
+    if shape is not None:
+        own.insert(operand, result)
+    return hardware.compute_seconds(flops(op, attributes, tuple(own)), result.dtype)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from ..mesh import Mesh
 from ..program import TensorType
-from ..rules import RuleBook
+from ..rules import RuleBook, with_adjoints
 from .collectives import infer_local
 from .egraph import Engine, ENode, Frozen, type_facts
 from .kinds import Application
@@ -41,6 +41,7 @@ def rewrite(
         return list(parts), dict(types), "fixpoint"
     names = [*leaves, *(part.tensor for part in parts)]
     index = {name: i for i, name in enumerate(names)}
+    book = with_adjoints(book, {part.kind.head.constructor for part in parts})
     engine = Engine(book)
     lines = [
         f'(set (kind {i}) (Leaf {i} "{types[n].dtype}" {write(types[n].shape)}))'

@@ -10,6 +10,8 @@ coordinate. One row each; the runtime implements the same names.
     LocalIndices(axis, rows, mode)    indices into this coordinate's block of `rows` rows, -1 where the row is elsewhere
     GatherOrZero(axis)                ONNX Gather, but a negative index gives zero
     Shift(value)                      x + value
+    Vjp(of, operand)                  the cotangent of an operand of the operator `of`, given operands and the result's
+    Adjoint(of, operand, shape)       the same where `of` is linear in the operand, which is not read
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 from ..mesh import Mesh
 from ..program import COLLECTIVE_DOMAIN, TensorType, UserError
 from .operators import infer
-from .terms import RESULT, Head, decode
+from .terms import ADJOINT, RESULT, VJP, Head, decode
 
 COMMUNICATING = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
 
@@ -45,6 +47,10 @@ def _infer_own(
     x = operands[0]
     if op == "GatherOrZero":
         return infer("Gather", attributes, operands)[0]
+    if op == VJP:
+        return operands[attributes["operand"]]
+    if op == ADJOINT:
+        return TensorType(attributes["shape"], operands[-1].dtype)
     if op in ("AllReduce", "Include", "LocalIndices", "Shift"):
         return x
     ways = mesh[attributes["axis"]].size

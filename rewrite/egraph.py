@@ -92,7 +92,7 @@ class Frozen:
             table = tables[constructor.name]
             if constructor.name == "At":
                 self._read_placed(table.rows)
-            elif constructor.operands or constructor.name == "Leaf":
+            elif constructor.operands or constructor.name in ("Leaf", "Number"):
                 for row in table.rows:
                     self.nodes[self.eclass(row.output)].append(self._enode(constructor, row.inputs))
                 made = tables.get(f"{constructor.name}-by")

@@ -19,13 +19,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..mesh import Mesh, Placement, Shard
 from ..program import TensorType
-from ..rules import RuleBook, shipped_files
+from ..rules import RuleBook, shipped_files, with_adjoints
 from . import alignment
 from .collectives import infer_local
 from .egraph import Engine, Frozen, type_facts
 from .reading import Reader, check
 from .space import Kind, RuleConflict, Space
-from .terms import Head, decode, leaf, term, write
+from .terms import Head, adjoint_of, decode, leaf, term, write
+
+
+UNREAD = 99  # the leaf's position of an operand that an adjoint does not read
+NO_MESH = Mesh(())
 
 
 def saturate(
@@ -43,6 +47,7 @@ def saturate(
     Raises RuleConflict if the checks after saturation fail, naming the guilty rules.
     """
     types = list(types)
+    book = with_adjoints(book, {kind.head.constructor for kind in kinds})
     try:
         return _saturate(kinds, types, mesh, book, node_limit, seconds, progress)
     except RuleConflict as conflict:
@@ -113,6 +118,7 @@ class _Graph(Engine):
         ]
         for i, (text, type_) in enumerate(roots):
             lines.append(f"(set (kind {i}) {text}) (set (level {text}) 0) {type_facts(text, type_)}")
+        lines += [line for kind in kinds for line in _differentiated(kind)]
         self.include("\n".join(lines))
         self.saturate("analysis")
 
@@ -146,6 +152,20 @@ class _Graph(Engine):
             eclasses=len(set(frozen.nodes) | set(frozen.below)),
             stopped_by=stopped_by,
         )
+
+
+def _differentiated(kind: Kind) -> list[str]:
+    """An adjoint's rules look at the operator that it belongs to, over the same operands."""
+    found = adjoint_of(kind.head)
+    if not found:
+        return []
+    _, operand, shape, of = found
+    operands, texts = list(kind.operands[:-1]), [leaf(i, t) for i, t in enumerate(kind.operands[:-1])]
+    if shape is not None:  # the operand that is not read is a leaf of its own
+        operands.insert(operand, kind.result)
+        texts.insert(operand, leaf(UNREAD, kind.result))
+    text = term(of, tuple(texts))
+    return [f"{text} (set (level {text}) 0) {type_facts(text, infer_local(of, tuple(operands), NO_MESH))}"]
 
 
 def _alignment_facts(frozen: Frozen, level: int) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ..program import COLLECTIVE_DOMAIN, Node, TensorType, UserError
 from .operators import OPERATORS
 
+VJP, ADJOINT = "Vjp", "Adjoint"  # nodes that compute the cotangent of an operand (rules/adjoints.py)
 RESULT = "result"  # attribute of a term: which result of an operator with several
 
 Value = int | float | str | tuple[int, ...]
@@ -70,6 +71,19 @@ _OF_CONSTRUCTOR = {form.constructor: (op, form) for op, form in _FORMS.items()}
 
 def encode(node: Node) -> Head:
     """The head of a canonical node's term."""
+    if node.op in (VJP, ADJOINT):
+        operands = node.inputs[:-1] if node.op == VJP else node.inputs
+        of = encode(
+            Node(
+                node.name,
+                node.attributes["of"],
+                operands,
+                node.outputs,
+                _parsed(node.attributes["attributes"]),
+            )
+        )
+        first = (node.attributes["operand"], *((node.attributes["shape"],) if node.op == ADJOINT else ()))
+        return Head(f"{node.op}-{of.constructor}", (*first, *of.attributes))
     op, attributes = node.op, dict(node.attributes)
     if op == "Gather":
         return Head("Gather", ("wrap", int(attributes["axis"])))
@@ -96,6 +110,10 @@ def encode(node: Node) -> Head:
 def decode(head: Head) -> tuple[str, dict[str, Any], str]:
     """(operator, attributes, domain) of a term's head; KeyError for a constructor that no operator has."""
     constructor, values = head.constructor, head.attributes
+    if found := adjoint_of(head):
+        op, operand, shape, of = found
+        own, attributes, _ = decode(of)
+        return op, adjoint_attributes(own, attributes, operand, shape), COLLECTIVE_DOMAIN
     if constructor == "Gather":
         mode, axis = values
         return (
@@ -116,6 +134,24 @@ def decode(head: Head) -> tuple[str, dict[str, Any], str]:
         op, _, rest = str(values[0]).partition(" ")
         return op, _parsed(rest or "{}"), ""
     raise KeyError(constructor)
+
+
+def adjoint_of(head: Head) -> tuple[str, int, tuple[int, ...] | None, Head] | None:
+    """(Vjp or Adjoint, operand, its shape if it is not read, the operator's head) of an adjoint's term."""
+    op, dash, constructor = head.constructor.partition("-")
+    if op not in (VJP, ADJOINT) or not dash:
+        return None
+    operand, *rest = head.attributes
+    shape = rest.pop(0) if op == ADJOINT else None
+    return op, operand, shape, Head(constructor, tuple(rest))  # type: ignore[return-value]
+
+
+def adjoint_attributes(
+    of: str, attributes: Mapping[str, Any], operand: int, shape: tuple[int, ...] | None
+) -> dict[str, Any]:
+    """The attributes of a Vjp or Adjoint node of the operator `of`."""
+    own: dict[str, Any] = {"of": of, "attributes": _json(attributes), "operand": operand}
+    return own if shape is None else {**own, "shape": shape}
 
 
 def write(value: Value) -> str:

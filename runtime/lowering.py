@@ -15,9 +15,10 @@ Missing: pipelines, loops over micro-batches, several processes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -77,6 +78,29 @@ def gather_or_zero(a: Options, rows: jax.Array, indices: jax.Array) -> jax.Array
     return jnp.where(present, found, jnp.zeros_like(found))
 
 
+def cotangent(a: Options, arrays: Sequence[jax.Array]) -> jax.Array:
+    """The cotangent of operand `operand` of the local operator `of`, given that of its result (the last array).
+
+    An Adjoint's operator is linear in the operand, which is not given: the derivative is the same everywhere, also at 0.
+    """
+    *operands, result = arrays
+    if "shape" in a:
+        operands.insert(a["operand"], jnp.zeros(a["shape"], result.dtype))
+    of, attributes = (
+        a["of"],
+        {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(a["attributes"]).items()},
+    )
+    which = attributes.pop("result", None)  # of an operator with several results
+    function = partial(gather_or_zero, attributes) if of == "GatherOrZero" else partial(JAX[of], attributes)
+
+    def alone(operand: jax.Array) -> jax.Array:
+        results = function(*operands[: a["operand"]], operand, *operands[a["operand"] + 1 :])
+        return results if which is None else results[which]
+
+    _, pull = jax.vjp(alone, operands[a["operand"]])
+    return pull(result)[0]
+
+
 REDUCE = {"sum": lax.psum, "mean": lax.pmean, "max": lax.pmax, "min": lax.pmin}
 
 COLLECTIVES: dict[str, Callable[..., jax.Array]] = {
@@ -103,6 +127,8 @@ def apply(node: Node, arrays: Sequence[jax.Array], mesh: Mesh | None) -> tuple[j
         return results if isinstance(results, tuple) else (results,)
     if node.op == "GatherOrZero":  # its `axis` is a dimension
         return (gather_or_zero(node.attributes, *arrays),)
+    if node.op in ("Vjp", "Adjoint"):
+        return (cotangent(node.attributes, arrays),)
     if node.op not in COLLECTIVES:
         raise UserError(f"node {node.name!r}: {node.op!r} is not an operator of the domain {node.domain!r}")
     axis = node.attributes["axis"]

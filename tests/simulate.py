@@ -14,6 +14,7 @@ import numpy as np
 from parallegg.mesh import Layout, Mesh, Partial, Shard
 from parallegg.rewrite.space import Step
 from parallegg.rewrite.terms import Head, decode
+from parallegg.runtime.lowering import cotangent
 from parallegg.runtime.operators import JAX, exact_types
 
 Coordinate = tuple[int, ...]
@@ -88,6 +89,12 @@ def run_step(head: Head, operands: Sequence[Blocks], mesh: Mesh) -> Blocks:
                 done[key] = compute(op, attributes, [operand[at] for operand in operands])[which]
             blocks[at] = done[key]
         return blocks
+    if op in ("Vjp", "Adjoint"):
+        with exact_types():
+            return {
+                at: np.asarray(cotangent(attributes, [jnp.asarray(o[at]) for o in operands]))
+                for at in coordinates(mesh)
+            }
     x = operands[0]
     if op == "Shift":
         return {at: block + attributes["value"] for at, block in x.items()}

@@ -1,0 +1,255 @@
+"""Gradients: every rule and every derived adjoint against jax.grad in float64, whole models too; and every parallel rule
+of an adjoint, executed on a simulated mesh."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from parallegg.mesh import Mesh
+from parallegg.program import Node, TensorType, UserError
+from parallegg.rewrite.gradients import gradients
+from parallegg.rewrite.graph import Graph, tensor_source
+from parallegg.rewrite.kinds import applications
+from parallegg.rewrite.saturation import saturate
+from parallegg.rewrite.space import Kind, Space
+from parallegg.rewrite.terms import decode
+from parallegg.rules import load_rules, with_adjoints
+from parallegg.runtime.lowering import exact_types, run_nodes, widest_array, widest_node
+from parallegg.verification.numbers import Original
+
+from .models import SAMPLES, Sample
+from .simulate import join, run, run_step, split
+from .zoo import CASES, Case, case, f
+
+UNARY = [
+    "Neg",
+    "Exp",
+    "Log",
+    "Sqrt",
+    "Reciprocal",
+    "Tanh",
+    "Sigmoid",
+    "Relu",
+    "Erf",
+    "Sin",
+    "Softplus",
+    "Abs",
+]
+MORE = [
+    *(case(op, f(3, 4)) for op in UNARY),
+    case("Gelu", f(3, 4), approximate="tanh"),
+    *(case(op, f(3, 1, 4), f(2, 4), name=f"{op} broadcast") for op in ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min")),
+    case("Mul", f(3, 4), f(), name="Mul by a scalar"),
+    case("Where", TensorType((3, 1), "bool"), f(3, 4), f(), name="Where with a scalar"),
+    case("ReduceMean", f(3, 4, 2), axes=(0, 2), keepdims=1, name="ReduceMean keeping"),
+    case("Concat", f(3, 4), f(3, 1), f(3, 2), axis=1, name="Concat of three"),
+    case("Slice", f(6, 5), starts=(5, 0), ends=(-7, 5), steps=(-2, 1), name="Slice backwards"),
+    case("AveragePool", f(2, 3, 5, 5), kernel_shape=(2, 2), strides=(2, 2), pads=(0, 0, 1, 1), dilations=(1, 1),
+         ceil_mode=0, count_include_pad=0),
+    case("Conv", f(2, 4, 7, 6), f(6, 2, 3, 2), group=2, strides=(2, 1), pads=(1, 0, 1, 1), dilations=(1, 2),
+         name="Conv in groups with strides"),
+    case("Cast", f(3, 4), to="float64", name="Cast to itself"),
+]  # fmt: skip
+DIFFERENTIABLE = [c for c in (*CASES, *MORE) if c.name not in ("Cast",)]
+
+
+def alone(case_: Case) -> Graph:
+    """The case's operator under a random weighting of its result: loss = sum(w y)."""
+    names = tuple(f"x{i}" for i in range(len(case_.kind.operands)))
+    types = dict(zip(names, case_.kind.operands, strict=True))
+    y = case_.kind.result
+    types |= {"y": y, "w": y, "wy": y, "loss": TensorType((), y.dtype)}
+    nodes = (
+        Node("op", case_.node.op, names, ("y",), case_.node.attributes),
+        Node("weight", "Mul", ("w", "y"), ("wy",)),
+        Node("sum", "ReduceSum", ("wy",), ("loss",), {"axes": tuple(range(y.rank)), "keepdims": 0}),
+    )
+    return Graph("one", nodes, (*names, "w"), (), {}, ("loss",), types)
+
+
+def compare_with_jax(
+    graph: Graph, loss: str, wrt: list[str], leaves: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Assert that every gradient equals jax.grad's of the whole forward; the gradients."""
+    backward = gradients(graph, loss, wrt)
+    nodes = tuple(map(widest_node, graph.nodes))
+    leaves = {name: widest_array(value) for name, value in leaves.items()}
+    with exact_types():
+
+        def forward(moving: dict[str, jax.Array]) -> jax.Array:
+            values = {name: jnp.asarray(v) for name, v in leaves.items()} | moving
+            run_nodes(nodes, values)
+            return values[loss]
+
+        expected = jax.grad(forward)({name: jnp.asarray(leaves[name]) for name in wrt})
+        values = {name: jnp.asarray(v) for name, v in leaves.items()}
+        values |= {name: jnp.asarray(widest_array(v)) for name, v in backward.constants.items()}
+        run_nodes((*nodes, *map(widest_node, backward.nodes)), values)
+    found = {}
+    for name in wrt:
+        theirs = np.asarray(expected[name])
+        ours = (
+            np.asarray(values[backward.gradients[name]])
+            if name in backward.gradients
+            else np.zeros_like(theirs)
+        )
+        scale = np.max(np.abs(theirs), initial=0.0)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-9 * max(scale, 1e-300), err_msg=name)
+        found[name] = ours
+    return found
+
+
+@pytest.mark.parametrize("case_", DIFFERENTIABLE, ids=lambda c: c.name)
+def test_an_operators_gradient_is_jaxs(case_: Case):
+    rng = np.random.default_rng(0)
+    operands = case_.operands(rng)
+    floats = [i for i, value in enumerate(operands) if value.dtype.kind == "f"]
+    graph = alone(case_)
+    leaves = {f"x{i}": value for i, value in enumerate(operands)}
+    leaves["w"] = rng.uniform(0.5, 2.0, case_.kind.result.shape)
+    found = compare_with_jax(graph, "loss", [f"x{i}" for i in floats], leaves)
+    assert any(np.any(value != 0) for value in found.values())
+
+
+def with_loss(graph: Graph) -> Graph:
+    """The mean square of the first output as loss."""
+    out = graph.outputs[0]
+    type_ = graph.types[out]
+    nodes = (
+        Node("square", "Mul", (out, out), ("square",)),
+        Node("loss", "ReduceMean", ("square",), ("loss",), {"axes": tuple(range(type_.rank)), "keepdims": 0}),
+    )
+    types = {**graph.types, "square": type_, "loss": TensorType((), type_.dtype)}
+    return Graph(
+        graph.name,
+        (*graph.nodes, *nodes),
+        graph.inputs,
+        graph.parameters,
+        graph.constants,
+        ("loss",),
+        types,
+        graph.source,
+    )
+
+
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if s.name != "light_resnet50"], ids=lambda s: s.name)
+def test_a_models_gradients_are_jaxs(sample: Sample):
+    graph = with_loss(sample.graph())
+    leaves = Original(graph, tensor_source(graph)).values(0)[0]
+    found = compare_with_jax(graph, "loss", list(graph.parameters), leaves)
+    silent = [name for name, value in found.items() if not np.any(value)]
+    assert not silent, "a gradient that is zero everywhere compares nothing"
+
+
+@pytest.mark.parametrize("loss", ["logits", "label"])
+def test_a_loss_must_be_a_floating_scalar(loss: str):
+    types = {"x": f(3), "logits": f(3), "label": TensorType((), "int64")}
+    nodes = (
+        Node("a", "Neg", ("x",), ("logits",)),
+        Node("b", "ArgMax", ("x",), ("label",), {"axis": 0, "keepdims": 0}),
+    )
+    graph = Graph("g", nodes, ("x",), (), {}, ("logits", "label"), types)
+    with pytest.raises(UserError, match=f"loss '{loss}'"):
+        gradients(graph, loss, ["x"])
+
+
+def test_no_gradient_passes_through_indices():
+    types = {"x": f(3), "i": TensorType((), "int64"), "t": f(5), "y": f()}
+    nodes = (
+        Node("a", "ArgMax", ("x",), ("i",), {"axis": 0, "keepdims": 0, "select_last_index": 0}),
+        Node("b", "Gather", ("t", "i"), ("y",), {"axis": 0}),
+    )
+    graph = Graph("g", nodes, ("x", "t"), (), {}, ("y",), types)
+    assert set(gradients(graph, "y", ["x", "t"]).gradients) == {"t"}
+
+
+# ------------------------------------------------------------------------------------------------ parallel rules
+
+
+@functools.cache
+def adjoints() -> tuple[tuple[Kind, Case], ...]:
+    """The adjoint kinds in every case's gradient, by its own function (no gradient rules)."""
+    book = load_rules()
+    for name in book.named("gradient"):
+        book = book.without(name)
+    found: dict[Kind, Case] = {}
+    for case_ in CASES:
+        floats = [i for i, t in enumerate(case_.kind.operands) if t.dtype == "float64"]
+        graph = alone(case_)
+        backward = gradients(graph, "loss", [f"x{i}" for i in floats], book=book)
+        types = {**graph.types, **backward.types}
+        whole = Graph(
+            "b", (*graph.nodes, *backward.nodes), graph.inputs, (), dict(backward.constants),
+            tuple(backward.gradients.values()), types,
+        )  # fmt: skip
+        for part in applications(whole)[0]:
+            if part.node.startswith("gradient/op/") and part.kind.head.constructor[:3] in ("Vjp", "Adj"):
+                found.setdefault(part.kind, case_)
+    return tuple(found.items())
+
+
+@functools.cache
+def adjoint_space(mesh: str) -> Space:
+    kinds = [kind for kind, _ in adjoints()]
+    return saturate(
+        kinds, {t for k in kinds for t in (*k.operands, k.result)}, Mesh.parse(mesh), load_rules()
+    )
+
+
+@pytest.mark.parametrize("mesh", ["a=3", "a=2,b=3"])
+def test_every_strategy_of_every_adjoint_computes_it(mesh: str):
+    grid, space, rng = Mesh.parse(mesh), adjoint_space(mesh), np.random.default_rng(1)
+    for kind, case_ in adjoints():
+        operands = adjoint_operands(kind, case_, rng)
+        expected = direct(kind, operands)
+        strategies = space.strategies[kind]
+        assert strategies, kind
+        for strategy in strategies[:: max(1, len(strategies) // 12)]:
+            blocks = [
+                split(value, space.layouts[type_][label], grid, rng)
+                for value, type_, label in zip(operands, kind.operands, strategy.reads, strict=True)
+            ]
+            layout = space.layouts[kind.result][strategy.out]
+            value = join(run(strategy.steps, blocks, grid), layout, grid)
+            np.testing.assert_allclose(
+                value, expected, rtol=1e-9, atol=1e-9, err_msg=f"{kind.head} {layout} {strategy}"
+            )
+
+
+def adjoint_operands(kind: Kind, case_: Case, rng: np.random.Generator) -> list[np.ndarray]:
+    """The case's operands as far as the adjoint reads them, and a random cotangent."""
+    values = case_.operands(rng)
+    if kind.head.constructor.startswith("Adjoint"):
+        del values[int(kind.head.attributes[0])]
+    return [*values, rng.uniform(-1, 1, kind.operands[-1].shape)]
+
+
+def direct(kind: Kind, operands: list[np.ndarray]) -> np.ndarray:
+    one = Mesh.parse("one=1")
+    return run_step(kind.head, [{(0,): value} for value in operands], one)[(0,)]
+
+
+def test_every_derived_rule_is_used():
+    used = {
+        rule
+        for mesh in ("a=3", "a=2,b=3")
+        for s in adjoint_space(mesh).strategies.values()
+        for x in s
+        for rule in x.rules
+    }
+    book = with_adjoints(load_rules(), {kind.head.constructor for kind, _ in adjoints()})
+    derived = [name for name in book.named("parallel") if re.search(r"-(vjp|adjoint)-\d", name)]
+    assert len(derived) > 50
+    unused = [name for name in derived if name not in used]
+    assert not unused
+
+
+def test_an_adjoint_names_its_operator():
+    kind = next(kind for kind, _ in adjoints() if kind.head.constructor == "Adjoint-MatMul")
+    op, attributes, domain = decode(kind.head)
+    assert (op, attributes["of"], domain) == ("Adjoint", "MatMul", "parallegg")
