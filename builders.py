@@ -45,10 +45,16 @@ def gpt(
     context: int = 1024,
     batch: int = 1,
     ffn: int = 0,
+    qkv: str = "fused",
     weights: str = "random",
     seed: int = 0,
 ) -> onnx.ModelProto:
-    """GPT-2: learnt positions, LayerNormalization before each part, Gelu; the head is the embedding (tied)."""
+    """GPT-2: learnt positions, LayerNormalization before each part, Gelu; the head is the embedding (tied).
+
+    `ffn` 0 means 4 * width.  With `qkv="separate"` each of the three is a product of its own, which splits by heads.
+    """
+    if qkv not in ("fused", "separate"):
+        raise UserError(f"qkv {qkv!r}: expected 'fused' or 'separate'")
     _positive(layers=layers, width=width, vocabulary=vocabulary, context=context, batch=batch)
     _divides("heads", heads, "width", width)
     w = _Writer("gpt", weights, seed)
@@ -61,9 +67,12 @@ def gpt(
     for i in range(layers):
         w.at(f"transformer.h.{i}")
         y = w.layer_norm(x, width, "ln_1")
-        y = w.linear(y, width, 3 * width, "attn.c_attn")
-        q, k, v = w.op("Split", y, name="attn/split", outputs=3, axis=-1, num_outputs=3)
-        q, k, v = (w.heads(t, batch, context, heads, name) for t, name in ((q, "q"), (k, "k"), (v, "v")))
+        if qkv == "fused":
+            y = w.linear(y, width, 3 * width, "attn.c_attn")
+            parts = w.op("Split", y, name="attn/split", outputs=3, axis=-1, num_outputs=3)
+        else:
+            parts = [w.linear(y, width, width, f"attn.{name}_proj") for name in "qkv"]
+        q, k, v = (w.heads(t, batch, context, heads, name) for t, name in zip(parts, "qkv", strict=True))
         y = w.attention(q, k, v, mask, width // heads, (batch, context, width))
         x = w.op("Add", x, w.linear(y, width, width, "attn.c_proj"), name="attn/residual")
         y = w.layer_norm(x, width, "ln_2")
@@ -431,7 +440,9 @@ def _parser() -> argparse.ArgumentParser:
     plain = {build.__name__: (build, {}) for build in (gpt, llama, moe)}
     for name, (build, sizes) in (plain | SIZES).items():
         settings = inspect.signature(build).parameters.values()
-        kind = kinds.add_parser(name, help=(build.__doc__ or "").strip(), description=build.__doc__)
+        kind = kinds.add_parser(
+            name, help=(build.__doc__ or "").strip().splitlines()[0], description=build.__doc__
+        )
         for setting in settings:
             default = sizes.get(setting.name, setting.default)
             if setting.name == "weights" and name in SIZES:

@@ -20,6 +20,7 @@ from parallegg.runtime.lowering import QUICK, evaluate
 SMALL = {"layers": 2, "width": 24, "heads": 6, "vocabulary": 40, "context": 10, "batch": 3}
 MODELS = {
     "gpt": (builders.gpt, {}),
+    "gpt in heads": (builders.gpt, {"qkv": "separate", "ffn": 20}),
     "llama": (builders.llama, {"kv_heads": 2, "ffn": 20}),
     "llama without groups": (builders.llama, {"kv_heads": 6, "ffn": 20}),
     "moe": (builders.moe, {"kv_heads": 2, "ffn": 20, "experts": 4}),
@@ -86,7 +87,7 @@ def test_no_token_sees_the_next(name):
 def test_positions_matter(name):
     model = build(name)
     (logits,) = runtime(model, np.broadcast_to(tokens()[:, :1], (3, 10)).copy())
-    if name == "gpt":  # a sequence of one token: only learnt positions tell the places apart
+    if name.startswith("gpt"):  # a sequence of one token: only learnt positions tell the places apart
         assert (np.abs(logits[:, 1:] - logits[:, :1]).max(-1) > 1e-3).all()
     (one,), (other,) = runtime(model, tokens()), runtime(model, tokens()[:, [1, 0, *range(2, 10)]])
     assert np.abs(one[:, 2:] - other[:, 2:]).max() > 1e-3
@@ -180,6 +181,7 @@ REFUSED = {
     ),
     "chosen": (lambda: builders.moe(chosen=9), "moe: chosen = 9 of 8 experts"),
     "sizes": (lambda: builders.gpt(layers=0), "layers = 0 is not positive"),
+    "qkv": (lambda: builders.gpt(qkv="joint"), "qkv 'joint': expected 'fused' or 'separate'"),
     "weights": (lambda: builders.gpt(weights="zero"), "weights 'zero': expected 'random' or 'none'"),
 }
 
