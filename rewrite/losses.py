@@ -62,13 +62,13 @@ def only_valid(t: Terms, x: str, valid: str | None, label: str) -> str:
 def weighted_mean(t: Terms, losses: str, weights: str | None, valid: str | None, label: str = "") -> str:
     """Over all labels; `losses` are not yet weighted."""
     axes, dtype = tuple(range(len(t.shape_of(losses)))), t.dtype_of(losses)
-    if weights is None and valid is None:
-        return t.emit("ReduceMean", losses, label=label, axes=axes, keepdims=0)
-    if weights is None:
-        counts = t.emit("Cast", valid, label="counts", to=dtype)
-    else:
+    if weights is not None:
         counts = only_valid(t, weights, valid, "counts")
         losses = t.emit("Mul", losses, weights, label="weighted")
+    elif valid is not None:
+        counts = t.emit("Cast", valid, label="counts", to=dtype)
+    else:
+        return t.emit("ReduceMean", losses, label=label, axes=axes, keepdims=0)
     total = t.emit("ReduceSum", only_valid(t, losses, valid, "kept"), label="sum", axes=axes, keepdims=0)
     count = t.emit("ReduceSum", counts, label="count", axes=axes, keepdims=0)
     nothing = t.emit("Equal", count, t.constant(0, dtype, "zero"), label="nothing")

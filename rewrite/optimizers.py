@@ -9,7 +9,7 @@ What is the same for every weight is computed once, in float64 (`scalars`): 1 - 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -144,18 +144,27 @@ def _blend(t: Terms, x: str, factor: float, y: str, label: str = "") -> str:
     return t.emit("Add", x, _times(t, factor, y, f"{label}/scaled" if label else "scaled"), label=label)
 
 
-def clipped(t: Terms, gradients: list[str], limit: float) -> list[str]:
-    """The gradients, scaled so that the norm of all of them together is at most `limit`."""
-    dtype = "float64" if any(t.dtype_of(g) == "float64" for g in gradients) else "float32"
+def clipped(t: Terms, gradients: Mapping[str, str], limit: float) -> dict[str, str]:
+    """Every weight's gradient, scaled so that the norm of all of them together is at most `limit`."""
+    dtypes = {t.dtype_of(gradient) for gradient in gradients.values()}
+    dtype = "float64" if "float64" in dtypes else "float32"
+    each = {weight: Terms(t.builder, f"{t.name}/{weight}") for weight in gradients}
     total = ""
-    for gradient in gradients:
-        wide = t.emit("Cast", gradient, label="wide", to=dtype)
-        square = t.emit("Mul", wide, wide, label="square")
-        axes = tuple(range(len(t.shape_of(square))))
-        part = t.emit("ReduceSum", square, label="part", axes=axes, keepdims=0) if axes else square
-        total = t.emit("Add", total, part, label="total") if total else part
+    for weight, gradient in gradients.items():
+        part = _square_sum(each[weight], gradient, dtype)
+        total = each[weight].emit("Add", total, part, label="total") if total else part
     bound = t.constant(limit, dtype, "limit")
     larger = t.emit("Max", t.emit("Sqrt", total, label="norm"), bound, label="larger")
     scale = t.emit("Div", bound, larger, label="scale")
-    scales = {d: t.emit("Cast", scale, label=f"scale/{d}", to=d) for d in map(t.dtype_of, gradients)}
-    return [t.emit("Mul", g, scales[t.dtype_of(g)], label="clipped") for g in gradients]
+    scales = {d: t.emit("Cast", scale, label=f"scale/{d}", to=d) for d in sorted(dtypes)}
+    return {
+        weight: each[weight].emit("Mul", gradient, scales[t.dtype_of(gradient)])
+        for weight, gradient in gradients.items()
+    }
+
+
+def _square_sum(t: Terms, x: str, dtype: str) -> str:
+    wide = t.emit("Cast", x, label="wide", to=dtype)
+    square = t.emit("Mul", wide, wide, label="square")
+    axes = tuple(range(len(t.shape_of(square))))
+    return t.emit("ReduceSum", square, label="sum", axes=axes, keepdims=0) if axes else square

@@ -4,10 +4,11 @@ In: a forward graph whose only output is its loss.  Out: that graph with Casts. 
 float32 and are cast where they are used, so that gradients and updates reach the float32 weights.
   matrix products (PRODUCTS)                  bfloat16
   what follows the last product: the loss     float32
-  exponentials, powers, sums (WIDE)           float32
+  exponentials, powers, sums, and what reads
+  measured statistics (WIDE)                  float32
   rows gathered from a weight                 gathered in float32, then cast: its gradient adds up in float32
   any other node                              float32 if an operand made by a node is, else bfloat16
-The normalisations are computed in float32 inside (see runtime/operators.py).
+The other normalisations are computed in float32 inside (see runtime/operators.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,18 @@ from .operators import infer
 
 PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"})
 WIDE = frozenset(
-    {"Softmax", "LogSoftmax", "Exp", "Log", "Pow", "ReduceSum", "ReduceMean", "ReduceProd", "CumSum"}
+    {
+        "Softmax",
+        "LogSoftmax",
+        "Exp",
+        "Log",
+        "Pow",
+        "ReduceSum",
+        "ReduceMean",
+        "ReduceProd",
+        "CumSum",
+        "BatchNormalization",
+    }
 )
 GATHERS = frozenset({"Gather", "GatherElements", "GatherND"})
 
@@ -71,7 +83,7 @@ class _Lowering:
         floats = [x for x in node.inputs if self.graph.types[x].dtype == "float32"]
         if not floats or node.op == "Cast":
             return None
-        if node.op in PRODUCTS and not final:
+        if node.op in PRODUCTS:
             return self.low
         if final or node.op in WIDE:
             return "float32"

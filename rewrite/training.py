@@ -252,11 +252,10 @@ class _Update:
 
     def write(self, gradients: Mapping[str, str], decays: set[str]) -> tuple[tuple[str, str], ...]:
         """Update every weight by its gradient; the pairs of state."""
-        weights, used = list(gradients), list(gradients.values())
         if self.clip_norm is not None:
-            used = clipped(Terms(self.builder, "clip"), used, self.clip_norm)
+            gradients = clipped(Terms(self.builder, "clip"), gradients, self.clip_norm)
         pairs, moments = [], []
-        for weight, gradient in zip(weights, used, strict=True):
+        for weight, gradient in gradients.items():
             new, more = self._weight(weight, gradient, weight in decays)
             pairs.append((weight, new))
             moments += more

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from parallegg import builders
 from parallegg.program import TensorType, UserError
 from parallegg.rewrite.builder import Builder
 from parallegg.rewrite.graph import Graph, tensor_source
@@ -378,6 +379,31 @@ def test_mixed_precision_stays_near_float32():
     plain, mixed = results
     assert plain != mixed
     np.testing.assert_allclose(mixed, plain, rtol=3e-2)
+
+
+@pytest.mark.parametrize("build", [builders.gpt, builders.llama, builders.moe])
+def test_every_gradient_of_a_model_in_bfloat16_points_where_it_does_in_float32(build, tmp_path):
+    sizes = {"layers": 2, "width": 32, "heads": 4, "vocabulary": 40, "context": 12, "batch": 3, "ffn": 48}
+    sizes |= {"kv_heads": 2} if build is not builders.gpt else {}
+    sizes |= (
+        {"experts": 4, "chosen": 4} if build is builders.moe else {}
+    )  # else a rounding changes the choice
+    graph = load(builders.write(build(**sizes), tmp_path / "m.onnx"))
+    value, rng = tensor_source(graph), np.random.default_rng(0)
+    leaves = {name: value(name) for name in graph.parameters}
+    leaves |= {name: rng.integers(0, 40, (3, 12)) for name in ("input_ids", "labels")}
+    found = []
+    for dtype in (None, "bfloat16"):
+        step = training_step(graph, loss=CROSS_ENTROPY, optimizer=SGD(), compute_dtype=dtype)
+        names = ("loss", *step.gradients.values())
+        values = evaluate(step.graph.nodes, step.graph.constants | leaves, names, compiler_options=QUICK)
+        found.append({"loss": values["loss"]} | {name: values[g] for name, g in step.gradients.items()})
+    plain, mixed = found
+    assert set(plain) == set(mixed) == {"loss", *graph.parameters}
+    np.testing.assert_allclose(mixed["loss"], plain["loss"], rtol=1e-2)
+    for name in graph.parameters:
+        a, b = plain[name].reshape(-1), mixed[name].reshape(-1)
+        assert a @ b > 0.99 * np.linalg.norm(a) * np.linalg.norm(b), name
 
 
 def test_a_mask_s_lowest_number_stays_finite_in_bfloat16():
