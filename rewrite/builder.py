@@ -91,7 +91,7 @@ class Builder:
 
     def fresh(self, wanted: str) -> str:
         """`wanted`, or with a number behind it if a tensor or the model has that name."""
-        return _unused(wanted, lambda name: name in self.types or name in self._reserved)
+        return unused(wanted, lambda name: name in self.types or name in self._reserved)
 
     # -------------------------------------------------------------------------------------------- nodes
 
@@ -113,7 +113,7 @@ class Builder:
         return tuple(outputs)
 
     def _node_name(self, wanted: str) -> str:
-        name = _unused(wanted, self._node_names.__contains__)
+        name = unused(wanted, self._node_names.__contains__)
         self._node_names.add(name)
         return name
 
@@ -243,7 +243,7 @@ def _swap(names: tuple[str, ...], old: str, new: str) -> tuple[str, ...]:
     return tuple(new if name == old else name for name in names)
 
 
-def _unused(wanted: str, taken: Callable[[str], bool]) -> str:
+def unused(wanted: str, taken: Callable[[str], bool]) -> str:
     name, count = wanted, 1
     while taken(name):
         count += 1

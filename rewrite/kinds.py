@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..program import Node, TensorType
+from .builder import unused
 from .graph import Graph
 from .operators import infer
 from .space import Kind
@@ -47,7 +48,7 @@ def _binary(node: Node, types: dict[str, TensorType]) -> Iterator[Node]:
         return
     *rest, last = node.inputs
     for i in range(len(rest) - 1, -1, -1):
-        name = node.outputs[0] if i == 0 else f"{node.outputs[0]}/tail{i}"
+        name = node.outputs[0] if i == 0 else unused(f"{node.outputs[0]}/tail{i}", types.__contains__)
         pair = (rest[i], last)
         types[name] = infer("Concat", node.attributes, (types[rest[i]], types[last]))[0]
         yield Node(f"{node.name}/{i}" if i else node.name, "Concat", pair, (name,), node.attributes)

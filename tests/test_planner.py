@@ -150,6 +150,19 @@ def test_pins_are_kept(tmp_path: Path):
     assert parallegg.verify(graph, planned.plan).verdict == "tested"
 
 
+def test_names_of_the_model_are_not_taken_for_what_is_put_in_between(tmp_path: Path):
+    """A Concat of three tensors is two of two; whatever the model calls its own tensors, none is confused."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["c/tail1"]),
+        helper.make_node("Concat", ["x", "v", "c/tail1"], ["c"], axis=1),
+        helper.make_node("MatMul", ["c/tail1", "w"], ["c/tail1_2"]),
+        helper.make_node("Concat", ["c", "c/tail1_2", "c/tail1"], ["y"], axis=1),
+    ]
+    graph = block(tmp_path / "m.onnx", nodes, (4, 4), {"w": (4, 4), "v": (4, 2)})
+    planned = parallegg.plan(graph, "a=2")
+    assert parallegg.verify(graph, planned.plan).verdict == "tested"
+
+
 @pytest.mark.parametrize("pins", [{"nothing": "R,R"}, {"x": "S5,R"}, {"x": "P,R"}, {"x": "R"}])
 def test_impossible_pins_are_refused(pins: dict[str, str], tmp_path: Path):
     graph = mlp(tmp_path / "mlp.onnx", tokens=64, width=64)
