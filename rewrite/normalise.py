@@ -926,7 +926,8 @@ def _pad_by(call: Call, pads: Sequence[int], mode: str, value: float) -> str:
         need(all(start <= end for start, end, _ in bounds), f"pads {tuple(pads)} crop more than {shape} has")
         columns = dict(zip(("starts", "ends", "steps"), _columns(bounds), strict=True))
         x = call.emit("Slice", x, label="crop", **columns)
-    return call.emit("Pad", x, pads=tuple(max(0, p) for p in pads), mode=mode, value=float(value))
+    value = float(value) if call.type(0).floating else int(value)  # a float has no room for every int64
+    return call.emit("Pad", x, pads=tuple(max(0, p) for p in pads), mode=mode, value=value)
 
 
 @onnx_op("Pad")

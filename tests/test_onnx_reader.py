@@ -167,6 +167,7 @@ SINGLE = {
     "slice-empty": ("Slice", {}, {"x": X}, {"starts": ints(2), "ends": ints(1)}, 13),
     "pad-crops": ("Pad", {}, {"x": X}, {"pads": ints(0, -1, 2, 1, 0, -1), "value": np.float32(7)}, 13),
     "pad-axes": ("Pad", {"mode": "edge"}, {"x": X}, {"pads": ints(1, 2), "": None, "axes": ints(-1)}, 18),
+    "pad-integers": ("Pad", {}, {"x": ints(1, 2)}, {"pads": ints(1, 2), "value": ints(2**63 - 1)[0]}, 13),
     "expand-both-ways": ("Expand", {}, {"x": floats(3, 1)}, {"shape": ints(2, 1, 4)}, 13),
     "reshape-copies": ("Reshape", {}, {"x": X}, {"shape": ints(0, -1)}, 13),
     "flatten": ("Flatten", {"axis": -1}, {"x": X}, {}, 13),
