@@ -87,6 +87,8 @@ class Reader:
         type_ = TensorType(shape, dtype)
         index = {layout: i for i, layout in enumerate(self._layouts[type_])}
         for layout, placed in self._placed(eclass):
+            if layout not in index:  # only what an axis divides is on offer; a rule asked for more
+                raise RuleConflict(f"{type_} is placed as {format_layout(layout)}, which splits it unevenly")
             self.leaves[placed] = (position, type_, index[layout])
 
     def _expand(self, root: int) -> list[tuple[Reads, Choice]]:

@@ -172,6 +172,19 @@ def test_a_rule_that_contradicts_the_others_is_named(name: str, tmp_path: Path):
     assert "unary-shard" not in str(error.value)
 
 
+def test_a_rule_that_splits_an_operand_unevenly_is_named(tmp_path: Path):
+    """Whether an operand's dimension can be split is for the rule to ask: here a scale of one element."""
+    rules = tmp_path / "uneven.egg"
+    rules.write_text(
+        "(rewrite (At ax (Shard 1) (LayerNormalization 1 eps x w))\n"
+        "         (LayerNormalization 1 eps (At ax (Shard 1) x) (At ax (Shard 0) w))\n"
+        '         :ruleset parallel :name "uneven")'
+    )
+    kind = case("LayerNormalization", f(6, 12), f(1), axis=1, epsilon=1e-5).kind
+    with pytest.raises(RuleConflict, match=r"uneven .*float64.1. is placed as S0"):
+        saturate([kind], {*kind.operands}, DATA, load_rules([rules]))
+
+
 def test_a_right_rule_of_a_user_is_used(tmp_path: Path):
     book = load_rules([FOLDER / "accepted" / "cumsum.egg"])
     kind = case("CumSum", f(6, 12), axis=0, exclusive=0, reverse=0).kind
