@@ -110,7 +110,7 @@ def verify(model: Graph | str | Path, plan: Plan, *, seed: int = 0) -> Compariso
     graph = model if isinstance(model, Graph) else load(model, _shapes(plan))
     check_model(plan, graph.digest, graph.types)
     ensure_devices(plan.mesh.size)
-    return compare(graph, plan, seed=seed)
+    return compare(graph, plan, seed=seed, source=tensor_source(graph))
 
 
 def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:

@@ -454,21 +454,23 @@ def _type(info: onnx.ValueInfoProto) -> TensorType:
 
 def check_model(plan: Plan, digest: str, types: Mapping[str, TensorType]) -> None:
     """Refuse a plan that was made for another model or other shapes; `types` are the model's, by logical name."""
-    for port in (*plan.inputs, *plan.outputs):
-        found = types.get(port.name)
-        if found is None:
-            raise UserError(
-                f"the plan's {port.kind} {port.name!r} is not in the model: it was made for another one"
-            )
-        if found != port.type:
-            raise UserError(
-                f"the plan's {port.kind} {port.name!r} is {port.type}, the model's is {found}; give the same --shape"
-            )
     planned = plan.metadata.get("model_digest")
-    if planned is not None and planned != digest:
-        raise UserError(
-            "the plan was made for another model: its digest differs (same tensors, different operators)"
-        )
+    if planned == digest:
+        return
+    ports = (*plan.inputs, *plan.outputs)
+    for port in ports:
+        if port.name not in types:
+            raise UserError(f"the plan was made for another model: this one has no {port.kind} {port.name!r}")
+    # A weight of another shape means another model, whatever is fed to it.
+    order = {"parameter": 0, "input": 1}
+    differing = [port for port in ports if types[port.name] != port.type]
+    for port in sorted(differing, key=lambda port: order.get(port.kind, 2)):
+        found = f"the plan's {port.kind} {port.name!r} is {port.type}, this model's is {types[port.name]}"
+        if port.kind == "input":
+            raise UserError(f"{found}: load the model with the plan's shapes, or plan it again")
+        raise UserError(f"the plan was made for another model: {found}")
+    if planned is not None:
+        raise UserError("the plan was made for another model: the tensors are the same, the operators differ")
 
 
 def human_bytes(count: float) -> str:

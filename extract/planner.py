@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..mesh import Layout, Mesh, Shard
-from ..planfile import Plan
+from ..planfile import Plan, human_bytes
 from ..program import UserError
 from ..rewrite.algebra import rewrite
 from ..rewrite.graph import Graph
@@ -24,7 +24,7 @@ from ..rules import RuleBook, load_rules
 from .build import Model, build
 from .emit import Memory, collective_table, emit, memory_use
 from .hardware import Hardware
-from .problem import Infeasible, Solution
+from .problem import Infeasible, Problem, Solution
 from .search import solve
 
 GAP = 1e-3  # the search stops when it has proved this
@@ -122,38 +122,58 @@ def prepare(
 def _within(
     model: Model, limit: int, options: Options, progress: Progress
 ) -> tuple[Solution, Plan, frozenset[str], Memory]:
-    """Solve with leaves bounded by what the rest of the program leaves of `limit`; the bound holds for leaves alone.
+    """Solve with what is held for long bounded by what the rest of the program leaves of `limit`.
 
-    The extraction problem bounds what stays for the whole step. What is alive in between is known once the program is:
-    its excess tightens the bound, a few times.
+    What is alive in between is known once the program is: its excess tightens the bound, a few times. The printed bound
+    is that of the first problem, which counts only what every plan holds at one moment, the end of the forward pass.
     """
-    budget = float(limit)
+    problem, budget = _at_the_turn(model), float(limit)
     bound = None
     for _ in range(MEMORY_ROUNDS):
         try:
-            solution = _solve(model, budget, options, progress)
-        except Infeasible as problem:
-            raise _does_not_fit(limit, problem) from None
+            solution = _solve(model, replace(problem, memory_limit=budget), options, progress)
+        except Infeasible as refused:
+            if bound is None:
+                raise _does_not_fit(limit, refused) from None
+            break
         bound = solution.bound if bound is None else bound
         plan, rules = emit(model, solution.choice)
         memory = memory_use(plan)
         if memory.peak <= limit:
             return replace(solution, bound=min(bound, solution.cost)), plan, rules, memory
-        held = model.problem.memory(solution.choice)
+        if problem is not model.problem:
+            problem = model.problem
+            continue
+        held = problem.memory(solution.choice)
         budget = min(budget, held) - max(1.0, min(memory.peak - limit, 0.5 * held))
         if budget <= 0:
             break
     raise DoesNotFit(
-        f"no plan found that holds at most {limit} bytes a device; the last one needs {memory.peak}"
+        f"no plan found that holds at most {_bytes(limit)} a device; the last one needs {_bytes(memory.peak)}"
     )
 
 
-def _solve(model: Model, budget: float, options: Options, progress: Progress) -> Solution:
+def _at_the_turn(model: Model) -> Problem:
+    """The problem that counts leaves and what the forward pass leaves for later, but nothing that is made later."""
+    operators = model.problem.operators
+    late = [i >= model.leaf_count and o.phase > 0 and o.memory.any() for i, o in enumerate(operators)]
+    if not any(late):
+        return model.problem
+    return replace(
+        model.problem,
+        operators=tuple(
+            replace(o, memory=np.zeros_like(o.memory)) if is_late else o
+            for o, is_late in zip(operators, late, strict=True)
+        ),
+    )
+
+
+def _solve(model: Model, problem: Problem, options: Options, progress: Progress) -> Solution:
     def tell(phase: str, cost: float, bound: float, sweeps: int) -> None:
         progress(f"{phase}: cost {cost:.4g} s, bound {bound:.4g} s, {sweeps} sweeps")
 
     return solve(
-        replace(model.problem, memory_limit=budget),
+        problem,
         axes_of_labels=[axes.astype(np.int64) for axes in model.label_axes],
         gap=options.gap,
         seconds=options.search_seconds,
@@ -163,8 +183,12 @@ def _solve(model: Model, budget: float, options: Options, progress: Progress) ->
 
 def _does_not_fit(limit: int, problem: Infeasible) -> DoesNotFit:
     smallest = problem.smallest_memory
-    hint = "" if smallest is None else f"; inputs and weights alone need {int(smallest)}"
-    return DoesNotFit(f"no plan holds at most {limit} bytes a device{hint}")
+    hint = "" if smallest is None else f"; what is held throughout needs {_bytes(int(smallest))}"
+    return DoesNotFit(f"no plan holds at most {_bytes(limit)} a device{hint}")
+
+
+def _bytes(count: int) -> str:
+    return f"{human_bytes(count)} ({count} bytes)"
 
 
 def _report(

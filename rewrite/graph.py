@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -100,13 +101,17 @@ def tensor_source(graph: Graph) -> Callable[[str], np.ndarray]:
     if graph.source is None:
         return _constant_source(graph)
     path = graph.source
-    model = read_model(path)
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    fills = {node.output[0]: node for node in model.graph.node if node.op_type == "ConstantOfShape"}
+
+    @cache
+    def file() -> tuple[dict[str, onnx.TensorProto], dict[str, onnx.NodeProto]]:
+        model = read_model(path)
+        fills = {node.output[0]: node for node in model.graph.node if node.op_type == "ConstantOfShape"}
+        return {tensor.name: tensor for tensor in model.graph.initializer}, fills
 
     def value(name: str) -> np.ndarray:
         if name in graph.constants:
             return graph.constants[name]
+        stored, fills = file()
         if name in stored:
             return tensor_value(stored[name], path)
         if name in fills:

@@ -389,7 +389,7 @@ RUNNING = {
     "flipped byte": (_flipped, _the_model, fed, ["bad.plan.onnx"]),
     "shortened plan": (_shortened, _the_model, fed, ["bad.plan.onnx"]),
     "a model is no plan": (_the_model, _the_model, fed, ["mlp.onnx", "no plan"]),
-    "plan for another model": (_the_plan, _another, fed, ["other.onnx", "'a'"]),
+    "plan for another model": (_the_plan, _another, fed, ["other.onnx", "another model", "'a'"]),
     "plan for other operators": (_the_plan, _reordered, fed, ["other.onnx", "another model"]),
     "missing external data": (_the_plan, _without_weights, fed, ["mlp.onnx", "weights.bin"]),
     "missing input": (_the_plan, _the_model, _arrays(), ["in.npz", "'x'", "missing", "float32[64,256]"]),

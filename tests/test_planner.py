@@ -124,8 +124,25 @@ def test_bound_optimum_plan(make, mesh: str, hardware: str, tmp_path: Path):
 
 def test_a_limit_that_nothing_meets_names_the_smallest(tmp_path: Path):
     graph = mlp(tmp_path / "mlp.onnx")
-    with pytest.raises(parallegg.DoesNotFit, match="need"):
+    with pytest.raises(parallegg.DoesNotFit, match=r"1 kB \(1000 bytes\) a device; .* need .* \(\d+ bytes\)"):
         parallegg.plan(graph, "model=8", memory_bytes=1000)
+
+
+OTHERS = [
+    ({"layers": 1}, "another model: this one has no parameter 'up1'"),
+    ({"width": 8}, "another model: the plan's parameter 'up0' is"),
+    ({"tokens": 16}, "input 'x' is .*: load the model with the plan's shapes, or plan it again"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "message"), OTHERS)
+def test_a_plan_for_another_model_or_other_shapes_is_refused(
+    sizes: dict[str, int], message: str, tmp_path: Path
+):
+    own = {"tokens": 8, "width": 4, "layers": 2}
+    plan = parallegg.plan(mlp(tmp_path / "own.onnx", **own), "model=2").plan
+    with pytest.raises(parallegg.UserError, match=message):
+        parallegg.verify(mlp(tmp_path / "other.onnx", **(own | sizes)), plan)
 
 
 @pytest.mark.parametrize("limit", [6, 8, 12, 40])

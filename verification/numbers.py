@@ -15,6 +15,7 @@ The original runs with the operators that the plan runs with: onnxruntime and on
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +65,7 @@ def compare(
     source: Source | None = None,
     original: Original | None = None,
 ) -> Comparison:
-    """`source` gives integer weights and large constants, which are not drawn.
+    """`source` gives integer weights; those that it does not have are drawn, as floating ones always are.
 
     `original` is the graph prepared once, for comparing many plans of it.
     """
@@ -73,26 +74,29 @@ def compare(
     original = original or Original(graph, source)
     first = original.values(seed)
     samples = [first, original.values(seed + DRAWS)]
-    checked = 0
+    checked: set[str] = set()
+
+    def comparison(verdict: str, reason: str, first: str | None = None) -> Comparison:
+        return Comparison(verdict, reason, len(checked), first, seed)
+
     for values, expected in samples:
         try:
             found = run_plan(program, values)
         except ReplicasDiffer as error:
-            return Comparison(
-                "refuted", str(error), checked, first_divergence(original, program, values), seed
-            )
+            return comparison("refuted", str(error), first_divergence(original, program, values))
         except (UserError, TypeError, ValueError, KeyError, IndexError) as error:
-            return Comparison("refuted", f"the plan does not run: {error}", checked, seed=seed)
+            return comparison("refuted", f"the plan does not run: {error}")
         for name, theirs in expected.items():
             difference = disagreement(found.get(name), theirs)
             if difference:
                 tensor = first_divergence(original, program, values)
-                return Comparison("refuted", f"output {name!r}: {difference}", checked, tensor, seed)
-            checked += 1
+                return comparison("refuted", f"output {name!r}: {difference}", tensor)
+            checked.add(name)
     doubts = original.unsure([expected for _, expected in samples], seed)
     if doubts:
-        return Comparison("unknown", doubts, checked, seed=seed)
-    return Comparison("tested", f"{checked} outputs agree to {RTOL:g}", checked, seed=seed)
+        return comparison("unknown", doubts)
+    outputs = "1 output agrees" if len(checked) == 1 else f"{len(checked)} outputs agree"
+    return comparison("tested", f"{outputs} to {RTOL:g}")
 
 
 def run_plan(program: Executable, values: Values) -> Values:
@@ -150,9 +154,9 @@ class Original:
 
     def __init__(self, graph: Graph, source: Source | None) -> None:
         self.graph = graph
-        self.source = source
         self.nodes = tuple(map(widest_node, graph.nodes))
         self.constants = {name: widest_array(value) for name, value in graph.constants.items()}
+        self.constants |= integer_weights(graph, source)
         self.roles = Roles.of(graph)
         self.run = flat_program(self.nodes, graph.outputs, compiler_options=QUICK)
 
@@ -171,11 +175,9 @@ class Original:
     def draw(self, rng: np.random.Generator, positive: bool) -> Values:
         graph, drawn = self.graph, {}
         for name in (*graph.inputs, *graph.parameters):
-            type = graph.types[name]
-            if name in graph.parameters and not type.floating and self.source is not None:
-                drawn[name] = np.asarray(self.source(name))
-            else:
-                drawn[name] = self.roles.draw(rng, name, type, name in graph.parameters, positive)
+            if name not in self.constants:
+                parameter = name in graph.parameters
+                drawn[name] = self.roles.draw(rng, name, graph.types[name], parameter, positive)
         return drawn
 
     def unsure(self, samples: list[Values], seed: int) -> str:
@@ -194,11 +196,21 @@ class Original:
 
     def _depending(self) -> Iterator[str]:
         """Non-empty outputs that a drawn leaf reaches."""
-        reached = {*self.graph.inputs, *self.graph.parameters}
+        reached = {*self.graph.inputs, *self.graph.parameters} - self.constants.keys()
         for node in self.nodes:
             if reached.intersection(node.inputs):
                 reached.update(node.outputs)
         yield from (name for name in self.graph.outputs if name in reached and self.graph.types[name].size)
+
+
+def integer_weights(graph: Graph, source: Source | None) -> Values:
+    """Those that the source has."""
+    found: Values = {}
+    for name in graph.parameters:
+        if source is not None and not graph.types[name].floating:
+            with contextlib.suppress(UserError):  # its file is missing, and any integers will do
+                found[name] = np.asarray(source(name))
+    return found
 
 
 def is_finite(value: np.ndarray) -> bool:
