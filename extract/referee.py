@@ -77,10 +77,10 @@ class Answer:
 def optimum(problem: Problem) -> tuple[NDArray[np.int64], float]:
     """The cheapest choice that fits, and its cost."""
     answer = solve_program(problem)
-    if answer.choice is None and answer.proved:
-        raise Infeasible("no choice has all its conversions and fits in memory")
     if not answer.proved:
         raise RuntimeError("HiGHS stopped before it had proved an optimum")
+    if answer.choice is None:
+        raise Infeasible("no choice has all its conversions and fits in memory")
     return answer.choice, problem.cost(answer.choice)
 
 
@@ -216,8 +216,9 @@ def _lp(program: _Program, scale: float, relaxed: bool) -> highspy.HighsLp:
     lp.col_upper_ = np.ones(program.columns)  # implied by the rows; without it presolve was seen not to end
     lp.row_lower_, lp.row_upper_ = np.concatenate(program.low), np.concatenate(program.high)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    lp.a_matrix_.start_, lp.a_matrix_.index_ = matrix.indptr, matrix.indices
-    lp.a_matrix_.value_ = matrix.data
+    lp.a_matrix_.start_ = np.asarray(matrix.indptr, np.int32)
+    lp.a_matrix_.index_ = np.asarray(matrix.indices, np.int32)
+    lp.a_matrix_.value_ = np.asarray(matrix.data, np.float64)
     if not relaxed:
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
         lp.integrality_ = [kinds[int(flag)] for flag in np.concatenate(program.integral)]

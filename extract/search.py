@@ -272,6 +272,7 @@ class _Search:
 
     def _frozen_code(self, t: int, free: tuple[int, ...]) -> Ints:
         """One number per label for its codes on the frozen axes."""
+        assert self.axes is not None
         codes = self.axes[t]
         key = (id(codes), free)
         if key not in self._codes:
@@ -288,6 +289,7 @@ class _Search:
             neighbourhoods = list(itertools.combinations(range(count), size)) if size < count else []
             since = 0
             while neighbourhoods and since < len(neighbourhoods) and not self.late():
+                assert self.plan is not None  # whoever searches around a plan has recorded one
                 free = neighbourhoods[0]
                 neighbourhoods = [*neighbourhoods[1:], free]
                 since = 0 if self.improve(dual, self._agreeing(dual.keep, self.plan, free)) else since + 1
@@ -332,6 +334,7 @@ class _Search:
 
     def _near_the_limit(self, most: int = 12) -> list[tuple[float, float, Ints]]:
         """The known plans of the least value at the present price, the best that fits among them."""
+        assert self.best is not None  # the smallest choice fits
         ranked = sorted(self.frontier, key=lambda f: (f[0] + self.nu * f[1], f[1]))[: most - 1]
         return [*ranked, (self.best_cost, 0.0, self.best)]
 
@@ -530,6 +533,7 @@ class _Limited:
         dual = Dual(self.problem, keep, 2 * self.search.dearest, 0.0, self.search.tables)
         for choice in (smallest, *(choice for _, _, choice in list(self.search.frontier))):
             self.search.record(choice)
+        assert self.search.best is not None  # the smallest choice fits
         for choice in (smallest, self.search.best):
             fitted = descend(dual, dual.locally(choice), 0.0, self.problem.memory_limit)
             self.search.record(dual.globally(fitted))
