@@ -58,6 +58,7 @@ class Plan:
     `nodes` compute on local shapes (`types`); collectives are nodes of the domain `parallegg` with the attributes
     `axis`, and `dim`, `to_dim` or `reduction` where they apply. `inputs` and `outputs` say how logical tensors are laid
     out. `constants` holds values by logical name (ports of kind "constant") or by local name (the program's scalars).
+    `state` pairs inputs and parameters with the outputs that are their values in the next step, in the same layout.
     """
 
     mesh: Mesh
@@ -67,8 +68,14 @@ class Plan:
     types: Mapping[str, TensorType]
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    state: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_ports()
+        self._check_nodes()
+        self._check_state()
+
+    def _check_ports(self) -> None:
         for port in (*self.inputs, *self.outputs):
             local = TensorType(self.mesh.local_shape(port.type.shape, port.layout), port.type.dtype)
             if self.types.get(port.local) != local:
@@ -76,6 +83,8 @@ class Plan:
                     f"{port.kind} {port.name!r} as {format_layout(port.layout)} is {local}, but {port.local!r} is "
                     f"{self.types.get(port.local)}"
                 )
+
+    def _check_nodes(self) -> None:
         known = {port.local for port in self.inputs} | set(self.constants)
         for node in self.nodes:
             missing = [name for name in node.inputs if name not in known]
@@ -90,6 +99,15 @@ class Plan:
         for port in self.outputs:
             if port.local not in known:
                 raise ValueError(f"output {port.name!r} reads {port.local!r}, which nothing computes")
+
+    def _check_state(self) -> None:
+        old = {port.name: port for port in self.inputs if port.kind != "constant"}
+        new = {port.name: port for port in self.outputs}
+        for name, following in self.state:
+            if name not in old or following not in new:
+                raise ValueError(f"state {name!r} and {following!r} are no input and output")
+            if (old[name].type, old[name].layout) != (new[following].type, new[following].layout):
+                raise ValueError(f"state {name!r} and its next value {following!r} differ in type or layout")
 
 
 # ------------------------------------------------------------------------------------------------ schemas
@@ -131,7 +149,7 @@ _SCHEMAS = {
         (("axis", "STRING"), ("rows", "INT"), ("mode", "STRING")),
     ),
     "Vjp": _Schema(
-        "The cotangent of an operand of the operator `of` (with `attributes`, as JSON), given its operands and, last, the "
+        "The cotangent of an operand of the operator `of` (`attributes` as JSON), given its operands and, last, the "
         "cotangent of its result.",
         (("of", "STRING"), ("attributes", "STRING"), ("operand", "INT")),
         operands=None,
@@ -296,6 +314,8 @@ def to_bytes(plan: Plan) -> bytes:
         "outputs": _compact([_port_fields(port) for port in plan.outputs]),
         "report": _compact(plan.metadata),
     }
+    if plan.state:
+        props["state"] = _compact(plan.state)
     for key in sorted(props):
         model.metadata_props.add(key=PREFIX + key, value=props[key])
     model.metadata_props.add(key=f"{PREFIX}digest", value=_digest(model))
@@ -425,7 +445,9 @@ def from_bytes(data: bytes) -> Plan:
     types = {info.name: _type(info) for info in infos}
     types |= {name: TensorType(v.shape, str(v.dtype)) for name, v in initializers.items() if name in read}
     mesh = Mesh.parse(props[f"{PREFIX}mesh"])
-    return Plan(mesh, inputs, outputs, nodes, types, constants, json.loads(props[f"{PREFIX}report"]))
+    report = json.loads(props[f"{PREFIX}report"])
+    state = tuple((name, new) for name, new in json.loads(props.get(f"{PREFIX}state", "[]")))
+    return Plan(mesh, inputs, outputs, nodes, types, constants, report, state)
 
 
 def _check_digest(model: onnx.ModelProto, digest: str | None) -> None:

@@ -21,7 +21,7 @@ from .collectives import infer_local
 from .egraph import Engine, ENode, Frozen, type_facts
 from .kinds import Application
 from .space import Kind
-from .terms import Head, term, write
+from .terms import Head, adjoints_in, term, write
 
 NO_MESH = Mesh(())
 
@@ -41,7 +41,7 @@ def rewrite(
         return list(parts), dict(types), "fixpoint"
     names = [*leaves, *(part.tensor for part in parts)]
     index = {name: i for i, name in enumerate(names)}
-    book = with_adjoints(book, {part.kind.head.constructor for part in parts})
+    book = with_adjoints(book, adjoints_in(part.kind.head for part in parts))
     engine = Engine(book)
     lines = [
         f'(set (kind {i}) (Leaf {i} "{types[n].dtype}" {write(types[n].shape)}))'

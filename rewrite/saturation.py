@@ -25,8 +25,7 @@ from .collectives import infer_local
 from .egraph import Engine, Frozen, type_facts
 from .reading import Reader, check
 from .space import Kind, RuleConflict, Space
-from .terms import Head, adjoint_of, decode, leaf, term, write
-
+from .terms import Head, adjoint_of, adjoints_in, decode, leaf, term, write
 
 UNREAD = 99  # the leaf's position of an operand that an adjoint does not read
 NO_MESH = Mesh(())
@@ -47,7 +46,7 @@ def saturate(
     Raises RuleConflict if the checks after saturation fail, naming the guilty rules.
     """
     types = list(types)
-    book = with_adjoints(book, {kind.head.constructor for kind in kinds})
+    book = with_adjoints(book, adjoints_in(kind.head for kind in kinds))
     try:
         return _saturate(kinds, types, mesh, book, node_limit, seconds, progress)
     except RuleConflict as conflict:

@@ -8,7 +8,7 @@ carry the operator's name as first attribute; attributes that no rule looks at t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -144,6 +144,11 @@ def adjoint_of(head: Head) -> tuple[str, int, tuple[int, ...] | None, Head] | No
     operand, *rest = head.attributes
     shape = rest.pop(0) if op == ADJOINT else None
     return op, operand, shape, Head(constructor, tuple(rest))  # type: ignore[return-value]
+
+
+def adjoints_in(heads: Iterable[Head]) -> set[tuple[str, int]]:
+    """(constructor, operand) of the adjoints among some heads."""
+    return {(head.constructor, found[1]) for head in heads if (found := adjoint_of(head))}
 
 
 def adjoint_attributes(

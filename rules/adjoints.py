@@ -35,10 +35,11 @@ _NO_ADJOINT = frozenset(
 )
 
 
-def with_adjoints(book: RuleBook, only: Collection[str]) -> RuleBook:
-    """The book with the adjoints named in `only` (such as `Adjoint-MatMul`) and their parallel rules."""
+def with_adjoints(book: RuleBook, only: Collection[tuple[str, int]]) -> RuleBook:
+    """The book with the adjoints in `only`, such as ("Adjoint-MatMul", 1) for operand 1, and their parallel rules."""
+    names = {name for name, _ in only}
     operators = [c for c in book.operators if c.name not in _NO_ADJOINT and c.operands]
-    added = [c for of in operators for c in (vjp_constructor(of), adjoint_constructor(of)) if c.name in only]
+    added = [c for of in operators for c in (vjp_constructor(of), adjoint_constructor(of)) if c.name in names]
     if not added:
         return book
     statements: list[tuple[str, str]] = [("", text) for c in added for text in declared(c)]
@@ -91,7 +92,8 @@ def _partial_cotangent(constructor: Constructor) -> list[tuple[str, str]]:
         (
             name,
             f"(rule ((= made (At ax (Partial) ({constructor.name} {' '.join(variables)})))) "
-            f'((union made ({constructor.name} {" ".join(placed)})) ({constructor.name}-by "{name}" {" ".join(placed)})) '
+            f"((union made ({constructor.name} {' '.join(placed)})) "
+            f'({constructor.name}-by "{name}" {" ".join(placed)})) '
             f':ruleset parallel :name "{name}")',
         )
     ]
@@ -99,7 +101,7 @@ def _partial_cotangent(constructor: Constructor) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class _Pushed:
-    """A rule (At ax q (Op before..)) = (Op after..) taken apart; texts of all arguments, conditions without the match."""
+    """A rule (At ax q (Op before..)) = (Op after..) taken apart; texts of the arguments and conditions."""
 
     operator: Constructor
     axis: str
@@ -111,7 +113,7 @@ class _Pushed:
 
 
 def _derived(
-    rule: Form, name: str, operators: dict[str, Constructor], only: Collection[str]
+    rule: Form, name: str, operators: dict[str, Constructor], only: Collection[tuple[str, int]]
 ) -> Iterator[tuple[str, str]]:
     pushed = _pushed(rule, operators)
     if pushed is None or pushed.result == "(Replicate)":  # every operator has that rule for itself
@@ -124,9 +126,9 @@ def _derived(
         if any("At" not in (inner.head for inner in pushed.after[other].walk()) for other in positions):
             continue
         placement = placed.children[2]
-        if VJP + pushed.operator.name in only:
+        if (VJP + pushed.operator.name, operand) in only:
             yield _vjp_rule(pushed, operand, placement, name)
-        if ADJOINT + pushed.operator.name in only:
+        if (ADJOINT + pushed.operator.name, operand) in only:
             yield from _adjoint_rules(pushed, operand, placement, name)
 
 
@@ -169,7 +171,7 @@ def _vjp_rule(pushed: _Pushed, operand: int, placement: Form, name: str) -> tupl
 
 
 def _adjoint_rules(pushed: _Pushed, operand: int, placement: Form, name: str) -> Iterator[tuple[str, str]]:
-    """One rule for a sharded operand, whose local size must be set, and one for a whole one; literals need only theirs."""
+    """One rule for a sharded operand, whose local size must be set, one for a whole one (a literal needs one)."""
     own = ADJOINT + pushed.operator.name
     position = pushed.operator.operands[operand]
     others = [p for p in pushed.operator.operands if p != position]

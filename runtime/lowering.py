@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -81,20 +81,17 @@ def gather_or_zero(a: Options, rows: jax.Array, indices: jax.Array) -> jax.Array
 def cotangent(a: Options, arrays: Sequence[jax.Array]) -> jax.Array:
     """The cotangent of operand `operand` of the local operator `of`, given that of its result (the last array).
 
-    An Adjoint's operator is linear in the operand, which is not given: the derivative is the same everywhere, also at 0.
+    An Adjoint's operator is linear in the operand, which is not given: the derivative is the same at 0.
     """
     *operands, result = arrays
     if "shape" in a:
         operands.insert(a["operand"], jnp.zeros(a["shape"], result.dtype))
-    of, attributes = (
-        a["of"],
-        {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(a["attributes"]).items()},
-    )
+    attributes = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(a["attributes"]).items()}
     which = attributes.pop("result", None)  # of an operator with several results
-    function = partial(gather_or_zero, attributes) if of == "GatherOrZero" else partial(JAX[of], attributes)
+    function: Callable[..., Any] = gather_or_zero if a["of"] == "GatherOrZero" else JAX[a["of"]]
 
     def alone(operand: jax.Array) -> jax.Array:
-        results = function(*operands[: a["operand"]], operand, *operands[a["operand"] + 1 :])
+        results = function(attributes, *operands[: a["operand"]], operand, *operands[a["operand"] + 1 :])
         return results if which is None else results[which]
 
     _, pull = jax.vjp(alone, operands[a["operand"]])

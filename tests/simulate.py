@@ -79,22 +79,18 @@ def run(steps: Sequence[Step], operands: Sequence[Blocks], mesh: Mesh) -> Blocks
 
 def run_step(head: Head, operands: Sequence[Blocks], mesh: Mesh) -> Blocks:
     op, attributes, domain = decode(head)
-    if not domain:
+    adjoint = op in ("Vjp", "Adjoint")
+    if adjoint or not domain:
         which = attributes.pop("result", 0)
         done: dict[tuple[int, ...], np.ndarray] = {}  # devices that hold the same arrays compute the same
         blocks = {}
         for at in coordinates(mesh):
             key = tuple(id(operand[at]) for operand in operands)
             if key not in done:
-                done[key] = compute(op, attributes, [operand[at] for operand in operands])[which]
+                arrays = [operand[at] for operand in operands]
+                done[key] = pulled(attributes, arrays) if adjoint else compute(op, attributes, arrays)[which]
             blocks[at] = done[key]
         return blocks
-    if op in ("Vjp", "Adjoint"):
-        with exact_types():
-            return {
-                at: np.asarray(cotangent(attributes, [jnp.asarray(o[at]) for o in operands]))
-                for at in coordinates(mesh)
-            }
     x = operands[0]
     if op == "Shift":
         return {at: block + attributes["value"] for at, block in x.items()}
@@ -130,6 +126,12 @@ def _collective(op: str, attributes: dict, x: Blocks, at: Coordinate, index: int
 def _gather_or_zero(rows: np.ndarray, indices: np.ndarray, axis: int) -> np.ndarray:
     padded = np.concatenate([rows, np.zeros_like(np.take(rows, [0], axis))], axis)
     return np.take(padded, np.where(indices < 0, rows.shape[axis], indices), axis)
+
+
+def pulled(attributes: dict, operands: Sequence[np.ndarray]) -> np.ndarray:
+    """A Vjp or Adjoint on one device."""
+    with exact_types():
+        return np.asarray(cotangent(attributes, list(map(jnp.asarray, operands))))
 
 
 def compute(op: str, attributes: dict, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:

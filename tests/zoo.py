@@ -64,6 +64,7 @@ CASES = [
     case("Where", TensorType((6, 1), "bool"), f(6, 12), f(12)),
     case("MatMul", f(6, 12), f(12, 6)),
     case("MatMul", f(12, 6, 4, 6), f(6, 6, 5), name="MatMul of stacks"),
+    case("MatMul", f(6, 4, 6), f(12, 6, 6, 5), name="MatMul by stacks"),
     case("MatMul", f(6, 12), f(12), name="MatMul with a vector"),
     case("Gemm", f(12, 6), f(6, 12), transA=1, transB=1),
     case("Gemm", f(6, 12), f(12, 6), transA=0, transB=0, name="Gemm plain"),
