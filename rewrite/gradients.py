@@ -286,9 +286,9 @@ class _Tape:
             name = f"gradient/{node.name}/{operand}/{j}"
             arguments = tuple(results[k] if k >= 0 else ends[~k] for k in operands)
             if head.constructor == "Number":
-                results.append(
-                    self.number(float(head.attributes[0]), self.graph.types[node.inputs[operand]].dtype)
-                )
+                (value,) = head.attributes
+                assert isinstance(value, float)
+                results.append(self.number(value, self.graph.types[node.inputs[operand]].dtype))
                 continue
             results.append(self.step(head, arguments, name))
         root = results[recipe.root] if recipe.root >= 0 else ends[~recipe.root]
