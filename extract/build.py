@@ -4,6 +4,11 @@
     conversion cheapest chain of collectives between two layouts (Dijkstra over the e-graph's moves)     Conversions
     operator   a leaf (any layout without partial sums, free but for its bytes), a computed tensor (the strategies of
                all applications that compute it), or a sink (a graph output, read replicated unless pinned)
+    state      a leaf and the output that is its next value are one operator: the output is read in the leaf's layout
+    phase      a computed tensor's is its node's, a sink's and state's the last; where algebra made the node, the first
+               phase that reads it
+    memory     leaves' bytes, and those of every tensor that a later phase reads: it is kept until then            _kept
+The bytes that wait for the backward pass and those that wait for the optimizer are added up.
 Where algebra offers several ways to compute things, a tensor may also stay uncomputed, if nobody reads it.
 """
 
@@ -11,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -116,11 +121,26 @@ class Model:
     conversions: Mapping[TensorType, Conversions]
     offers: Mapping[Kind, Offer]
     label_axes: tuple[NDArray[np.int32], ...]
+    state: tuple[tuple[str, str], ...] = ()
 
     @property
     def leaf_count(self) -> int:
         """The first operators of the problem are the leaves, in the graph's order."""
         return len(self.tensor_names) - len(self.parts)
+
+    @property
+    def last_phase(self) -> int:
+        """The phase in which outputs are read."""
+        return max(o.phase for o in self.problem.operators)
+
+    def layout(self, tensor: str, label: int) -> Layout:
+        """The layout that a label of a tensor stands for."""
+        return self.conversions[self.types[tensor]].layouts[label]
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The outputs that the last operators of the problem read: all but the next values of state."""
+        return _sinks(self.graph, self.state)
 
     def taken(self, part: int, choice: NDArray[np.int64]) -> tuple[Application, Strategy] | None:
         """How a choice computes a part's tensor; None if it does not."""
@@ -143,10 +163,19 @@ def build(
     *,
     pins: Mapping[str, Layout] | None = None,
     memory_limit: float = np.inf,
+    phases: Mapping[str, int] | None = None,
+    state: Sequence[tuple[str, str]] = (),
 ) -> Model:
-    """The extraction problem of `graph`; `pins` fixes the layouts of inputs, weights and outputs by name."""
-    pins = _checked_pins(pins or {}, graph, types, space, mesh)
+    """The extraction problem of `graph`; `pins` fixes the layouts of inputs, weights and outputs by name.
+
+    `phases` gives nodes' phases in a training step (default: all 0), `state` pairs leaves with their next values.
+    """
+    state = _checked_state(state, graph, types)
+    pins = _shared_pins(_checked_pins(pins or {}, graph, types, space, mesh), state)
     parts = _parts(applications)
+    last = max((phases or {}).values(), default=0)
+    phase = _part_phases(parts, phases or {}, last)
+    kept = _kept(parts, phase, graph.outputs, last)
     optional = len(parts) < len(applications)
     names = (*graph.leaves, *(part.tensor for part in parts))
     index = {name: i for i, name in enumerate(names)}
@@ -155,11 +184,22 @@ def build(
     offers = {
         kind: _offer(kind, space, mesh, hardware) for kind in dict.fromkeys(a.kind for a in applications)
     }
-    operators = [
-        _leaf(i, name, types[name], conversions, mesh, pins.get(name)) for i, name in enumerate(graph.leaves)
+    local_bytes = {type_: _local_bytes(type_, space.layouts[type_], mesh) for type_ in used}
+    leaves = [
+        _leaf(index[name], name, conversions[types[name]], local_bytes[types[name]], pins.get(name))
+        for name in graph.leaves
     ]
-    operators += [_computed(part, index, offers, optional) for part in parts]
-    operators += [_sink(name, index, types[name], space, mesh, pins.get(name)) for name in graph.outputs]
+    operators = [
+        _updated(leaf, index[new], last)
+        if (new := dict(state).get(leaf.name, leaf.name)) != leaf.name
+        else leaf
+        for leaf in leaves
+    ]
+    for part in parts:
+        held = local_bytes[types[part.tensor]] if part.tensor in kept else None
+        operators.append(_computed(part, index, offers, optional, phase[part.tensor], held))
+    for name in _sinks(graph, state):
+        operators.append(_sink(name, index, types[name], space, mesh, pins.get(name), last))
     axes = {type_: _label_axes(space.layouts[type_], mesh) for type_ in used}
     problem = Problem(
         tuple(Tensor(name, conversions[types[name]].seconds) for name in names),
@@ -167,7 +207,7 @@ def build(
         memory_limit,
     )
     label_axes = tuple(axes[types[name]] for name in names)
-    return Model(graph, mesh, space, problem, parts, types, names, conversions, offers, label_axes)
+    return Model(graph, mesh, space, problem, parts, types, names, conversions, offers, label_axes, state)
 
 
 def _offer(kind: Kind, space: Space, mesh: Mesh, hardware: Hardware) -> Offer:
@@ -201,18 +241,27 @@ def _strategy_seconds(kind: Kind, strategy: Strategy, space: Space, mesh: Mesh, 
 def _leaf(
     tensor: int,
     name: str,
-    type_: TensorType,
-    conversions: Mapping[TensorType, Conversions],
-    mesh: Mesh,
+    conversions: Conversions,
+    local_bytes: NDArray[np.float64],
     pin: Layout | None,
 ) -> Operator:
-    layouts = conversions[type_].layouts
+    layouts = conversions.layouts
     offered = [i for i, layout in enumerate(layouts) if (layout == pin if pin else Partial() not in layout)]
-    local = [float(TensorType(mesh.local_shape(type_.shape, layouts[i]), type_.dtype).bytes) for i in offered]
     return Operator(
         name, tensor, (), np.array(offered, np.int32), np.zeros((len(offered), 0), np.int32), np.zeros(len(offered)),
-        np.array(local),
+        local_bytes[offered],
     )  # fmt: skip
+
+
+def _updated(leaf: Operator, new: int, phase: int) -> Operator:
+    """A leaf whose next value is tensor `new`, of the same type: each layout reads that in the same layout."""
+    return replace(leaf, arcs=(new,), reads=leaf.out[:, None], phase=phase)
+
+
+def _local_bytes(type_: TensorType, layouts: Sequence[Layout], mesh: Mesh) -> NDArray[np.float64]:
+    """Bytes of one device's part, by label."""
+    local = [TensorType(mesh.local_shape(type_.shape, layout), type_.dtype) for layout in layouts]
+    return np.array([float(part.bytes) for part in local])
 
 
 def _parts(applications: Sequence[Application]) -> tuple[Part, ...]:
@@ -222,8 +271,37 @@ def _parts(applications: Sequence[Application]) -> tuple[Part, ...]:
     return tuple(Part(tensor, tuple(several)) for tensor, several in ways.items())
 
 
-def _computed(part: Part, index: Mapping[str, int], offers: Mapping[Kind, Offer], optional: bool) -> Operator:
-    """One operator for all ways to compute a tensor; a strategy of one way reads nothing on the arcs of the others."""
+def _part_phases(parts: Sequence[Part], phases: Mapping[str, int], last: int) -> dict[str, int]:
+    """Each part's phase by its tensor: its node's, or the first that reads it where the model has no such node."""
+    found: dict[str, int] = {}
+    first_read: dict[str, int] = {}
+    for part in reversed(parts):
+        given = (phases[way.node] for way in part.ways if way.node in phases)
+        phase = found[part.tensor] = next(given, first_read.get(part.tensor, last))
+        for operand in (name for way in part.ways for name in way.operands):
+            first_read[operand] = min(phase, first_read.get(operand, last))
+    return found
+
+
+def _kept(parts: Sequence[Part], phase: Mapping[str, int], outputs: Sequence[str], last: int) -> set[str]:
+    """The computed tensors that a later phase reads."""
+    reads = [(name, phase[part.tensor]) for part in parts for way in part.ways for name in way.operands]
+    reads += [(name, last) for name in outputs]
+    return {name for name, when in reads if when > phase.get(name, last)}
+
+
+def _computed(
+    part: Part,
+    index: Mapping[str, int],
+    offers: Mapping[Kind, Offer],
+    optional: bool,
+    phase: int,
+    held: NDArray[np.float64] | None,
+) -> Operator:
+    """One operator for all ways to compute a tensor; a strategy of one way reads nothing on the arcs of the others.
+
+    `held` are its bytes by label, if it is kept for a later phase.
+    """
     several = [offers[way.kind] for way in part.ways]
     width = sum(offer.reads.shape[1] for offer in several)
     rows, column = [], 0
@@ -246,18 +324,57 @@ def _computed(part: Part, index: Mapping[str, int], offers: Mapping[Kind, Offer]
         outs,
         np.concatenate(rows),
         np.concatenate(cost),
-        np.zeros(len(outs)),
+        np.zeros(len(outs)) if held is None else np.where(outs == ABSENT, 0.0, held[outs]),
+        phase,
     )
 
 
 def _sink(
-    name: str, index: Mapping[str, int], type_: TensorType, space: Space, mesh: Mesh, pin: Layout | None
+    name: str,
+    index: Mapping[str, int],
+    type_: TensorType,
+    space: Space,
+    mesh: Mesh,
+    pin: Layout | None,
+    phase: int,
 ) -> Operator:
     label = space.layouts[type_].index(pin or mesh.replicated())
     return Operator(
         f"output {name}", None, (index[name],), np.array([ABSENT], np.int32), np.array([[label]], np.int32),
-        np.zeros(1), np.zeros(1),
+        np.zeros(1), np.zeros(1), phase,
     )  # fmt: skip
+
+
+def _sinks(graph: Graph, state: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    following = {new for _, new in state}
+    return tuple(name for name in graph.outputs if name not in following)
+
+
+def _checked_state(
+    state: Sequence[tuple[str, str]], graph: Graph, types: Mapping[str, TensorType]
+) -> tuple[tuple[str, str], ...]:
+    for i, (name, new) in enumerate(state):
+        if name not in {*graph.inputs, *graph.parameters}:
+            raise UserError(f"state {name!r} is no input or weight of {graph.name}")
+        if new not in graph.outputs:
+            raise UserError(f"state {name!r}: its next value {new!r} is no output of {graph.name}")
+        if types[name] != types[new]:
+            raise UserError(f"state {name!r} is {types[name]}, its next value {new!r} is {types[new]}")
+        if any(name == other or new == value for other, value in state[:i]):
+            raise UserError(f"state {name!r} with the next value {new!r}: one of them is in another pair")
+    return tuple(state)
+
+
+def _shared_pins(pins: Mapping[str, Layout], state: Sequence[tuple[str, str]]) -> Mapping[str, Layout]:
+    """A pin of a state's next value is one of the state."""
+    shared = dict(pins)
+    for name, new in state:
+        if new in pins and shared.setdefault(name, pins[new]) != pins[new]:
+            raise UserError(
+                f"state {name!r} is pinned to {format_layout(pins[name])}, its next value {new!r} to "
+                f"{format_layout(pins[new])}: they are one"
+            )
+    return shared
 
 
 def _checked_pins(

@@ -1,8 +1,9 @@
 """From a choice of strategies to the explicit per-device program, and what it sends and holds.
 
 Every tensor is computed once, in its strategy's layout, under the name `tensor@layout`; a consumer that reads another
-layout gets a copy made by the cheapest chain of collectives, one chain per (tensor, layout). Nodes are in the order of
-the graph on every device, so collectives meet in the same order everywhere.
+layout gets a copy made by the cheapest chain of collectives, one chain per (tensor, layout, phase of a training step).
+The copies of the second and third phase to make one end in `~1` and `~2`. Nodes are in the order of the graph on every
+device, so collectives meet in the same order everywhere.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ class _Program:
     """The program under construction."""
 
     model: Model
+    have: Mapping[str, int]  # tensor -> the label in which it is made
     nodes: list[Node] = field(default_factory=list)
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     rules: set[str] = field(default_factory=set)
-    copies: dict[tuple[str, int], str] = field(default_factory=dict)  # (tensor, label) -> local name
+    # (tensor, label) -> phase -> local name
+    copies: dict[tuple[str, int], dict[int, str]] = field(default_factory=dict)
 
     def step(self, head: Head, operands: Sequence[str], name: str, origin: str) -> str:
         """Append one local operation that computes `name`."""
@@ -64,28 +67,37 @@ class _Program:
         self.types[name] = TensorType((), dtype)
         return name
 
-    def copy(self, tensor: str, label: int, origin: str, have: Mapping[str, int]) -> str:
-        """The local name of a tensor in a layout, converted if it is not there yet."""
-        if (tensor, label) not in self.copies:
-            conversions = self.model.conversions[self.model.types[tensor]]
-            current = self.copies[tensor, have[tensor]]
-            target = local_name(tensor, conversions.layouts[label])
-            chain = conversions.chain(have[tensor], label)
-            for i, move in enumerate(chain):
-                last = i == len(chain) - 1
-                step = target if last else f"{local_name(tensor, conversions.layouts[move.target])}>{target}"
-                current = self.step(move.head, (current,), step, origin)
-                self.rules.update(move.rules)
-            self.copies[tensor, label] = current
-        return self.copies[tensor, label]
+    def made(self, tensor: str) -> str:
+        """The local name of a tensor as it is made."""
+        return local_name(tensor, self.model.layout(tensor, self.have[tensor]))
 
-    def compute(
-        self, tensor: str, application: Application, strategy: Strategy, have: Mapping[str, int]
-    ) -> None:
+    def copy(self, tensor: str, label: int, phase: int, origin: str) -> str:
+        """The local name of a tensor in a layout, converted if the phase has not done so yet."""
+        if label == self.have[tensor]:
+            return self.made(tensor)
+        copies = self.copies.setdefault((tensor, label), {})
+        if phase not in copies:
+            target = local_name(tensor, self.model.layout(tensor, label))
+            target += f"~{len(copies)}" if copies else ""
+            copies[phase] = self.convert(tensor, label, target, origin)
+        return copies[phase]
+
+    def convert(self, tensor: str, label: int, target: str, origin: str) -> str:
+        """Append the chain of collectives from the layout in which a tensor is made; returns `target`."""
+        current = self.made(tensor)
+        *before, final = self.model.conversions[self.model.types[tensor]].chain(self.have[tensor], label)
+        for move in before:
+            between = f"{local_name(tensor, self.model.layout(tensor, move.target))}>{target}"
+            current = self.step(move.head, (current,), between, origin)
+        for move in (*before, final):
+            self.rules.update(move.rules)
+        return self.step(final.head, (current,), target, origin)
+
+    def compute(self, tensor: str, application: Application, strategy: Strategy, phase: int) -> None:
         """Append a strategy's steps: the tensor in its layout, from its operands in theirs."""
-        name = local_name(tensor, self.model.conversions[self.model.types[tensor]].layouts[strategy.out])
+        name = self.made(tensor)
         operands = [
-            self.copy(operand, label, application.node, have) if label >= 0 else ""
+            self.copy(operand, label, phase, application.node) if label >= 0 else ""
             for operand, label in zip(application.operands, strategy.reads, strict=True)
         ]
         results: list[str] = []
@@ -94,7 +106,6 @@ class _Program:
             last = j == len(strategy.steps) - 1
             results.append(self.step(step.head, arguments, name if last else f"{name}/{j}", application.node))
         self.rules.update((*strategy.rules, *application.rules))
-        self.copies[tensor, strategy.out] = name
 
 
 def local_name(tensor: str, layout: Layout) -> str:
@@ -105,34 +116,33 @@ def local_name(tensor: str, layout: Layout) -> str:
 def emit(model: Model, choice: NDArray[np.int64]) -> tuple[Plan, frozenset[str]]:
     """The plan of a choice (without metadata), and the names of the rules that it rests on."""
     graph, mesh, problem = model.graph, model.mesh, model.problem
-    program = _Program(model)
-    have = {
-        o.name: int(o.out[s]) for o, s in zip(problem.operators, choice, strict=True) if o.output is not None
-    }
-    inputs = [_port(name, kind, model, have[name]) for name, kind in _leaves(graph)]
+    chosen = list(zip(problem.operators, choice, strict=True))
+    have = {o.name: int(o.out[s]) for o, s in chosen if o.output is not None}
+    program = _Program(model, have)
+    inputs = [
+        Port(name, kind, model.types[name], model.layout(name, have[name]), program.made(name))
+        for name, kind in _leaves(graph)
+    ]
     for port in inputs:
-        program.copies[port.name, have[port.name]] = port.local
         program.types[port.local] = TensorType(
             mesh.local_shape(port.type.shape, port.layout), port.type.dtype
         )
-    for i, part in enumerate(model.parts):
+    computed = problem.operators[model.leaf_count :]
+    for i, (part, operator) in enumerate(zip(model.parts, computed, strict=False)):
         if taken := model.taken(i, choice):
-            program.compute(part.tensor, *taken, have)
+            program.compute(part.tensor, *taken, operator.phase)
+    wanted = {new: have[name] for name, new in model.state}
+    sinks = chosen[model.leaf_count + len(model.parts) :]
+    wanted |= {name: int(o.reads[s, 0]) for name, (o, s) in zip(model.sinks, sinks, strict=True)}
     outputs = []
-    for name, operator, s in zip(
-        graph.outputs, problem.operators[-len(graph.outputs) :], choice[-len(graph.outputs) :], strict=True
-    ):
-        label = int(operator.reads[s, 0])
-        local = program.copy(name, label, f"output {name}", have)
-        outputs.append(
-            Port(
-                name, "output", model.types[name], model.conversions[model.types[name]].layouts[label], local
-            )
-        )
+    for name in graph.outputs:
+        local = program.copy(name, wanted[name], model.last_phase, f"output {name}")
+        outputs.append(Port(name, "output", model.types[name], model.layout(name, wanted[name]), local))
     constants = {
         n: v for n, v in graph.constants.items() if v.nbytes <= EMBEDDED_CONSTANT_BYTES
     } | program.constants
-    plan = Plan(mesh, tuple(inputs), tuple(outputs), tuple(program.nodes), program.types, constants)
+    nodes, types = tuple(program.nodes), program.types
+    plan = Plan(mesh, tuple(inputs), tuple(outputs), nodes, types, constants, state=model.state)
     return plan, frozenset(program.rules)
 
 
@@ -142,12 +152,6 @@ def _leaves(graph: Graph) -> list[tuple[str, str]]:
         *((name, "parameter") for name in graph.parameters),
         *((name, "constant") for name in graph.constants),
     ]
-
-
-def _port(name: str, kind: str, model: Model, label: int) -> Port:
-    type_ = model.types[name]
-    layout = model.conversions[type_].layouts[label]
-    return Port(name, kind, type_, layout, local_name(name, layout))
 
 
 def collective_table(plan: Plan) -> list[dict[str, object]]:
@@ -177,7 +181,10 @@ class Memory:
 
 
 def memory_use(plan: Plan) -> Memory:
-    """Liveness over the program's order: a value is held from its node to its last reader; leaves stay."""
+    """Liveness over the program's order: a value is held from its node to its last reader; leaves stay.
+
+    State goes where its next value is there and nothing reads it any more: that is donated its memory.
+    """
     last: dict[str, int] = {}
     for i, node in enumerate(plan.nodes):
         for name in node.inputs:
@@ -189,11 +196,24 @@ def memory_use(plan: Plan) -> Memory:
     fed = sum(sizes[p.local] for p in plan.inputs if p.kind == "input")
     alive = peak = weights + fed
     leaves = {port.local for port in plan.inputs} | set(plan.constants)
+    replaced = _replaced(plan, last)
     for i, node in enumerate(plan.nodes):
         alive += sum(sizes[name] for name in node.outputs)
         peak = max(peak, alive)
         ended = {
             name for name in (*node.inputs, *node.outputs) if last.get(name, i) == i and name not in leaves
         }
-        alive -= sum(sizes[name] for name in ended)
+        alive -= sum(sizes[name] for name in ended) + sum(sizes[name] for name in replaced.get(i, ()))
     return Memory(weights, fed, peak)
+
+
+def _replaced(plan: Plan, last: Mapping[str, int]) -> dict[int, list[str]]:
+    """Which leaves end after which node because their next values are there; not those that no node updates."""
+    made = {name: i for i, node in enumerate(plan.nodes) for name in node.outputs}
+    old = {port.name: port.local for port in plan.inputs}
+    new = {port.name: port.local for port in plan.outputs}
+    ended = defaultdict(list)
+    for name, following in plan.state:
+        if new[following] in made:
+            ended[max(made[new[following]], last.get(old[name], -1))].append(old[name])
+    return ended

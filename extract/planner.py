@@ -17,7 +17,7 @@ from ..mesh import Layout, Mesh, Shard
 from ..planfile import Plan, human_bytes
 from ..program import UserError
 from ..rewrite.algebra import rewrite
-from ..rewrite.graph import Graph
+from ..rewrite.graph import Graph, Roles
 from ..rewrite.kinds import applications
 from ..rewrite.worker import saturate_in_worker
 from ..rules import RuleBook, load_rules
@@ -64,18 +64,21 @@ def make_plan(
     book: RuleBook | None = None,
     memory_bytes: int | None = None,
     pins: Mapping[str, Layout] | None = None,
+    roles: Roles | None = None,
     options: Options | None = None,
     progress: Progress = lambda _: None,
 ) -> Planned:
     """The cheapest plan found, its proved bound, and what it holds and sends.
 
     `memory_bytes` bounds what one device holds at once (default: the profile's memory); raises DoesNotFit with the
-    smallest limit known to be feasible.
+    smallest limit known to be feasible. `roles` are those of a training step's nodes and leaves.
     """
     options = options or Options()
     book = book or load_rules()
     start = time.monotonic()
-    model = prepare(graph, mesh, hardware, book=book, pins=pins, options=options, progress=progress)
+    model = prepare(
+        graph, mesh, hardware, book=book, pins=pins, roles=roles, options=options, progress=progress
+    )
     searching = time.monotonic()
     limit = memory_bytes or hardware.memory_bytes
     solution, plan, rules, memory = _within(model, limit, options, progress)
@@ -94,11 +97,12 @@ def prepare(
     *,
     book: RuleBook,
     pins: Mapping[str, Layout] | None = None,
+    roles: Roles | None = None,
     options: Options | None = None,
     progress: Progress = lambda _: None,
 ) -> Model:
     """Saturate the graph's operators and state the extraction problem."""
-    options = options or Options()
+    options, roles = options or Options(), roles or Roles()
     parts, types = applications(graph)
     parts, types, algebra_stopped_by = rewrite(parts, types, list(graph.leaves), graph.outputs, book)
     kinds = list(dict.fromkeys(part.kind for part in parts))
@@ -116,7 +120,9 @@ def prepare(
     if space.saturated and algebra_stopped_by != "fixpoint":
         space = replace(space, stopped_by=algebra_stopped_by)
     progress("pricing strategies")
-    return build(graph, parts, types, space, mesh, hardware, pins=pins)
+    return build(
+        graph, parts, types, space, mesh, hardware, pins=pins, phases=roles.phases, state=roles.state
+    )
 
 
 def _within(
@@ -134,7 +140,7 @@ def _within(
             solution = _solve(model, replace(problem, memory_limit=budget), options, progress)
         except Infeasible as refused:
             if bound is None:
-                raise _does_not_fit(limit, refused) from None
+                raise _does_not_fit(model, limit, refused) from None
             break
         bound = solution.bound if bound is None else bound
         plan, rules = emit(model, solution.choice)
@@ -142,8 +148,7 @@ def _within(
         if memory.peak <= limit:
             return replace(solution, bound=min(bound, solution.cost)), plan, rules, memory
         if problem is not model.problem:
-            problem = model.problem
-            continue
+            problem, budget = model.problem, np.inf
         held = problem.memory(solution.choice)
         budget = min(budget, held) - max(1.0, min(memory.peak - limit, 0.5 * held))
         if budget <= 0:
@@ -181,9 +186,14 @@ def _solve(model: Model, problem: Problem, options: Options, progress: Progress)
     )
 
 
-def _does_not_fit(limit: int, problem: Infeasible) -> DoesNotFit:
+def _does_not_fit(model: Model, limit: int, problem: Infeasible) -> DoesNotFit:
     smallest = problem.smallest_memory
-    hint = "" if smallest is None else f"; what is held throughout needs {_bytes(int(smallest))}"
+    held = (
+        "inputs, weights and what waits for the backward pass"
+        if model.last_phase
+        else "inputs and weights alone"
+    )
+    hint = "" if smallest is None else f"; {held} need {_bytes(int(smallest))}"
     return DoesNotFit(f"no plan holds at most {_bytes(limit)} a device{hint}")
 
 

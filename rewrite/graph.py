@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -76,6 +76,18 @@ class Graph:
         if tensor not in self.types:
             raise ValueError(f"tensor {tensor!r} has no type")
         defined.add(tensor)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What makes a graph a training step.
+
+    `phases`: a node's name to 0 (forward), 1 (backward) or 2 (optimizer).  `state`: pairs of a leaf and the output
+    that is its value in the next step.
+    """
+
+    phases: Mapping[str, int] = field(default_factory=dict)
+    state: tuple[tuple[str, str], ...] = ()
 
 
 def _digest(graph: Graph) -> str:

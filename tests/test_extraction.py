@@ -254,6 +254,25 @@ def test_axes_of_labels_lead_to_the_exact_answer(sizes, seed):
         assert solution.bound * (1 - DUST) <= optimum(problem)[1] <= solution.cost * (1 + 1e-6)
 
 
+def as_step(problem: Problem) -> Problem:
+    """The grid's chain in three phases, its first operator as state that reads the last tensor."""
+    last = len(problem.tensors) - 1
+    first, *others = problem.operators
+    operators = [dataclasses.replace(first, arcs=(last,), reads=first.out[:, None], phase=2)]
+    operators += [dataclasses.replace(o, phase=3 * i // last) for i, o in enumerate(others)]
+    return dataclasses.replace(problem, operators=tuple(operators))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_state_and_phases_lead_to_the_exact_answer(seed):
+    problem, codes = grid_problem((2, 4), 8, seed)
+    problem = as_step(problem)
+    assert max(Counter(t for t, _ in problem.fans).values()) == 2
+    solution = solve(problem, axes_of_labels=codes)
+    assert solution.gap <= 1e-3
+    assert solution.bound * (1 - DUST) <= optimum(problem)[1] <= solution.cost * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_memory_limits_on_larger_graphs_keep_an_honest_gap(seed):
     problem, codes = grid_problem((2, 4), 9, seed)
