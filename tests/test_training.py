@@ -28,7 +28,7 @@ from parallegg.runtime.lowering import QUICK, evaluate, flat_program
 from parallegg.runtime.operators import exact_types
 
 DATA = Path(__file__).parent / "data"
-SHAPES = {"first.weight": (5, 7), "first.bias": (7,), "norm.scale": (1, 7), "second.weight": (7, 4)}
+SHAPES = {"first.weight": (5, 7), "first.shift": (7,), "norm.scale": (1, 7), "second.weight": (7, 4)}
 CROSS_ENTROPY = LossSpec("cross-entropy", "logits")
 
 
@@ -39,7 +39,7 @@ def model(dtype: str = "float64", outputs: tuple[str, ...] = ("logits",)) -> Gra
     for name, shape in SHAPES.items() | {("unused", (3,))}:
         b.weight(name, TensorType(shape, dtype))
     h = b.emit("MatMul", ("x", "first.weight"), {}, "first")[0]
-    h = b.emit("Add", (h, "first.bias"), {}, "biased")[0]
+    h = b.emit("Add", (h, "first.shift"), {}, "biased")[0]
     h = b.emit("Mul", (b.emit("Tanh", (h,), {}, "tanh")[0], "norm.scale"), {}, "scaled")[0]
     b.emit("MatMul", (h, "second.weight"), {}, "logits")
     b.emit("Mul", ("logits", "logits"), {}, "squares")
@@ -50,7 +50,7 @@ def model(dtype: str = "float64", outputs: tuple[str, ...] = ("logits",)) -> Gra
 
 
 def reference(weights, x):
-    h = jnp.tanh(x @ weights["first.weight"] + weights["first.bias"]) * weights["norm.scale"]
+    h = jnp.tanh(x @ weights["first.weight"] + weights["first.shift"]) * weights["norm.scale"]
     return h @ weights["second.weight"]
 
 
@@ -102,7 +102,7 @@ def cross_entropy(logits, labels, smoothing=0.0):
 
 # ------------------------------------------------------------------------------------- trajectories
 
-MATRICES = {"first.weight": True, "second.weight": True, "first.bias": False, "norm.scale": False}
+MATRICES = {"first.weight": True, "second.weight": True, "first.shift": False, "norm.scale": False}
 
 
 def decay(amount):
@@ -259,7 +259,7 @@ def test_mean_squared_error():
     )
     for values, (loss, _, trained) in zip(run(step, start, feeds), expected, strict=True):
         np.testing.assert_allclose(values["loss"], loss, rtol=1e-11)
-        np.testing.assert_allclose(values["new.first.bias"], trained["first.bias"], rtol=1e-9)
+        np.testing.assert_allclose(values["new.first.shift"], trained["first.shift"], rtol=1e-9)
 
 
 def test_the_model_s_own_loss():
@@ -286,7 +286,7 @@ def test_a_label_may_be_an_input_of_the_model():
 def test_a_step_names_its_parts():
     step = training_step(model(), loss=CROSS_ENTROPY, optimizer=AdamW(), frozen=["norm.*"])
     graph = step.graph
-    trained = {"first.weight", "first.bias", "second.weight"}
+    trained = {"first.weight", "first.shift", "second.weight"}
     assert set(step.gradients) == trained
     assert step.frozen == ("norm.scale",)
     assert set(graph.parameters) == set(SHAPES)
@@ -383,7 +383,7 @@ def test_mixed_precision_stays_near_float32():
 
 @pytest.mark.parametrize("build", [builders.gpt, builders.llama, builders.moe])
 def test_every_gradient_of_a_model_in_bfloat16_points_where_it_does_in_float32(build, tmp_path):
-    sizes = {"layers": 2, "width": 32, "heads": 4, "vocabulary": 40, "context": 12, "batch": 3, "ffn": 48}
+    sizes = {"layers": 1, "width": 32, "heads": 4, "vocabulary": 40, "context": 12, "batch": 3, "ffn": 48}
     sizes |= {"kv_heads": 2} if build is not builders.gpt else {}
     sizes |= (
         {"experts": 4, "chosen": 4} if build is builders.moe else {}
@@ -404,6 +404,23 @@ def test_every_gradient_of_a_model_in_bfloat16_points_where_it_does_in_float32(b
     for name in graph.parameters:
         a, b = plain[name].reshape(-1), mixed[name].reshape(-1)
         assert a @ b > 0.99 * np.linalg.norm(a) * np.linalg.norm(b), name
+
+
+def test_rows_of_a_table_are_gathered_in_float32_and_go_on_in_bfloat16():
+    b = Builder(reserved=set())
+    b.input("ids", TensorType((6,), "int64"))
+    b.weight("table", TensorType((9, 4), "float32"))
+    b.weight("scale", TensorType((4,), "float32"))
+    rows = b.emit("Gather", ("table", "ids"), {"axis": 0}, "rows")[0]
+    b.weight("w", TensorType((4, 4), "float32"))
+    b.emit("MatMul", (b.emit("Mul", (rows, "scale"), {}, "scaled")[0], "w"), {}, "y")
+    graph = b.finish("m", {"y": "y"}, None)
+    step = training_step(graph, loss=LossSpec("mse", "y"), optimizer=SGD(), compute_dtype="bfloat16")
+    assert {name: step.graph.types[name].dtype for name in ("rows", "scaled", "y")} == {
+        "rows": "float32",
+        "scaled": "bfloat16",
+        "y": "bfloat16",
+    }
 
 
 def test_a_mask_s_lowest_number_stays_finite_in_bfloat16():
@@ -457,8 +474,8 @@ REFUSED = {
         "loss cross-entropy:logits: the label input 'x' is float64[6,5], expected int64[6]",
     ),
     "label inside": (
-        {"loss": LossSpec("cross-entropy", "logits", label="first.bias")},
-        "loss: the label 'first.bias' is a tensor of the model, but no input",
+        {"loss": LossSpec("cross-entropy", "logits", label="first.shift")},
+        "loss: the label 'first.shift' is a tensor of the model, but no input",
     ),
     "frozen nothing": ({"frozen": ["third.*"]}, "frozen 'third.*': matches no parameter; there are "),
     "frozen all": ({"frozen": ["*"]}, "no parameter to train: all are frozen"),
@@ -639,3 +656,23 @@ def test_what_a_pattern_finds_without_an_output_is_frozen():
     b.emit("Sub", ("p.w", "p.v"), {}, "new.w")
     step = as_training_step(b.finish("m", {n: n for n in ("loss", "new.w")}, None), "p.{} -> new.{}")
     assert (step.state, step.frozen) == ((("p.w", "new.w"),), ("p.v",))
+
+
+def test_what_a_backward_node_reads_is_no_update():
+    """w - g / |g|: the gradient and its norm come before the update, though the gradient is elementwise, too."""
+    b = Builder(reserved=set())
+    for name in ("x", "w"):
+        b.input(name, TensorType((3,), "float32"))
+    b.emit("ReduceSum", (b.emit("Mul", ("x", "w"), {}, "y")[0],), {"axes": (0,), "keepdims": 0}, "loss")
+    b.emit("Abs", ("x",), {}, "gradient")
+    b.emit("Mul", ("gradient", "gradient"), {}, "square")
+    b.emit("ReduceSum", ("square",), {"axes": (0,), "keepdims": 0}, "sum")
+    b.emit("Sqrt", ("sum",), {}, "norm")
+    b.emit("Sub", ("w", b.emit("Div", ("gradient", "norm"), {}, "change")[0]), {}, "new.w")
+    step = as_training_step(b.finish("m", {n: n for n in ("loss", "new.w")}, None), "{} -> new.{}")
+    assert step.gradients == {"w": "gradient"}
+    assert step.phases == {
+        **dict.fromkeys(("y", "loss"), FORWARD),
+        **dict.fromkeys(("gradient", "square", "sum"), BACKWARD),
+        **dict.fromkeys(("norm", "change", "new.w"), OPTIMIZER),
+    }
