@@ -189,6 +189,9 @@ def _adjoint_rules(pushed: _Pushed, operand: int, placement: Form, name: str) ->
             conditions = f"(= (Shard of-cut) {placement.text}) (= of-n (axis-size {pushed.axis}))"
         elif not literal:
             conditions = f"(= (Replicate) {placement.text})"
+        # The operand is not read: only its shape tells which application of the operator is meant.
+        whole = f"({pushed.operator.name} {' '.join(pushed.before)})"
+        conditions += f" (= of-size (shape {pushed.before[position]})) (= (shape of-y) (shape {whole}))"
         label = f"{name}-adjoint-{operand}" + ("" if literal else f"-{kind}")
         match = f"({own} {operand} of-size {before} of-y)"
         made = f"({own} {operand} {size} {after} (At {pushed.axis} of-q of-y))"

@@ -17,7 +17,7 @@ from parallegg.rewrite.graph import Graph, tensor_source
 from parallegg.rewrite.kinds import applications
 from parallegg.rewrite.saturation import saturate
 from parallegg.rewrite.space import Kind, Space
-from parallegg.rewrite.terms import adjoints_in, decode
+from parallegg.rewrite.terms import adjoints_in, decode, encode
 from parallegg.rules import load_rules, with_adjoints
 from parallegg.runtime.lowering import exact_types, run_nodes, widest_array, widest_node
 from parallegg.verification.numbers import Original
@@ -255,3 +255,26 @@ def test_an_adjoint_names_its_operator():
     kind = next(kind for kind, _ in adjoints() if kind.head.constructor == "Adjoint-MatMul")
     op, attributes, domain = decode(kind.head)
     assert (op, attributes["of"], domain) == ("Adjoint", "MatMul", "parallegg")
+
+
+def test_adjoints_of_one_weight_under_several_operands_do_not_mix():
+    """An Adjoint does not read its operand: products of other shapes by the same weight are not its operator."""
+    matmul = [case("MatMul", f(*a, 12), f(12, 6)) for a in ((6,), (2, 6), (6, 2, 6))]
+    kinds = []
+    for case_ in matmul:
+        backward = gradients(alone(case_), "loss", ["x0", "x1"])
+        types = {**alone(case_).types, **backward.types}
+        for node in backward.nodes:
+            if node.op == "Adjoint":
+                kinds.append(Kind(encode(node), tuple(types[n] for n in node.inputs), types[node.outputs[0]]))
+    grid, rng = Mesh.parse("a=2,b=3"), np.random.default_rng(2)
+    space = saturate(kinds, {t for k in kinds for t in (*k.operands, k.result)}, grid, load_rules())
+    for kind in kinds:
+        operands = [rng.uniform(-1, 1, t.shape) for t in kind.operands]
+        for strategy in space.strategies[kind][::5]:
+            blocks = [
+                split(value, space.layouts[t][label], grid, rng)
+                for value, t, label in zip(operands, kind.operands, strategy.reads, strict=True)
+            ]
+            value = join(run(strategy.steps, blocks, grid), space.layouts[kind.result][strategy.out], grid)
+            np.testing.assert_allclose(value, direct(kind, operands), rtol=1e-9, atol=1e-9)
