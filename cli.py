@@ -480,14 +480,14 @@ def _bfloat16() -> np.dtype:
 
 def draw_inputs(graph: Graph, plan: Plan, seed: int) -> dict[str, np.ndarray]:
     """Random inputs that suit what they are used for."""
-    from .verification.numbers import Roles
+    from .verification.numbers import Uses
 
-    rng, roles = np.random.default_rng(seed), Roles.of(graph)
+    rng, uses = np.random.default_rng(seed), Uses.of(graph)
     drawn = {}
     for port in plan.inputs:
         if port.kind == "input":
             dtype = _bfloat16() if port.type.dtype == "bfloat16" else np.dtype(port.type.dtype)
-            drawn[port.name] = roles.draw(rng, port.name, port.type, False, False).astype(dtype)
+            drawn[port.name] = uses.draw(rng, port.name, port.type, False, False).astype(dtype)
     return drawn
 
 

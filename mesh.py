@@ -148,3 +148,6 @@ class Mesh:
 
     def replicated(self) -> Layout:
         return (Replicate(),) * len(self.axes)
+
+
+ONE_DEVICE = Mesh(())

@@ -11,13 +11,15 @@ Reshape, LocalSlice and the numbering of copies cost nothing but FREE_SECONDS, w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..mesh import Mesh
 from ..program import COLLECTIVE_DOMAIN, TensorType
 from ..rewrite.collectives import COMMUNICATING
 from ..rewrite.operators import flops
-from ..rewrite.terms import RESULT, Head, adjoint_of, decode
+from ..rewrite.terms import Head, adjoint_of, decode
 from .hardware import Hardware
 
 FREE_SECONDS = 1e-12
@@ -36,7 +38,7 @@ class Traffic:
     latencies: int
 
 
-def traffic(op: str, attributes, operand: TensorType, mesh: Mesh) -> Traffic | None:
+def traffic(op: str, attributes: Mapping[str, Any], operand: TensorType, mesh: Mesh) -> Traffic | None:
     """What a collective sends; None for an operator that sends nothing."""
     if op not in COMMUNICATING:
         return None
@@ -60,29 +62,16 @@ def step_seconds(
         link = hardware.axis_link(sends.axis)
         return sends.latencies * link.latency_seconds + sends.sent / link.bytes_per_second
     moved = sum(t.bytes for t in operands) + result.bytes
-    if adjoint := adjoint_of(head):
-        return max(
-            _adjoint_seconds(adjoint, operands, result, hardware), moved / hardware.memory_bytes_per_second
-        ) + (hardware.launch_seconds)
-    moving = moved / hardware.memory_bytes_per_second
-    if domain == COLLECTIVE_DOMAIN:
-        return moving + hardware.launch_seconds
-    attributes.pop(RESULT, None)
-    work = flops(op, attributes, operands)
-    # Elementwise work never reaches the matrix units' rate; memory traffic is what bounds it.
-    computing = hardware.compute_seconds(work, result.dtype) if op in _MATRIX else 0.0
-    return max(computing, moving) + hardware.launch_seconds
+    computing = hardware.compute_seconds(_matrix_flops(head, operands, result), result.dtype)
+    return max(computing, moved / hardware.memory_bytes_per_second) + hardware.launch_seconds
 
 
-def _adjoint_seconds(
-    adjoint, operands: tuple[TensorType, ...], result: TensorType, hardware: Hardware
-) -> float:
-    """A product's adjoint by one operand is a product of the same work."""
-    _, operand, shape, of = adjoint
-    op, attributes, domain = decode(of)
-    if op not in _MATRIX or domain:
-        return 0.0
-    own = list(operands[:-1])
-    if shape is not None:
-        own.insert(operand, result)
-    return hardware.compute_seconds(flops(op, attributes, tuple(own)), result.dtype)
+def _matrix_flops(head: Head, operands: tuple[TensorType, ...], result: TensorType) -> int:
+    """Work of the matrix units; other work never reaches their rate, memory traffic is what bounds it."""
+    if adjoint := adjoint_of(head):  # a product's by one operand is a product of the same work
+        _, operand, shape, head = adjoint
+        operands = operands[:-1]
+        if shape is not None:
+            operands = (*operands[:operand], result, *operands[operand:])
+    op, attributes, domain = decode(head)
+    return flops(op, attributes, operands) if op in _MATRIX and not domain else 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from ..mesh import Mesh
+from ..mesh import ONE_DEVICE
 from ..program import TensorType
 from ..rules import RuleBook, with_adjoints
 from .collectives import infer_local
@@ -22,8 +22,6 @@ from .egraph import Engine, ENode, Frozen, type_facts
 from .kinds import Application
 from .space import Kind
 from .terms import Head, adjoints_in, term, write
-
-NO_MESH = Mesh(())
 
 
 def rewrite(
@@ -90,7 +88,7 @@ def _new_types(frozen: Frozen) -> list[str]:
                 continue
             texts[eclass] = term(node.head, tuple(texts[o] for o in node.operands))
             if eclass not in known:
-                known[eclass] = infer_local(node.head, tuple(known[o] for o in node.operands), NO_MESH)
+                known[eclass] = infer_local(node.head, tuple(known[o] for o in node.operands), ONE_DEVICE)
                 facts.append(type_facts(texts[eclass], known[eclass]))
             progress = True
     return facts

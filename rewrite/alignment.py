@@ -1,6 +1,6 @@
 """Which dimension feeds which: pure functions of shapes, loaded into the e-graph as facts before an axis is placed.
 
-broadcast(out, operand)    numpy broadcasting: output dimension -> operand dimension, or None where it is repeated
+broadcast_reads(out, operand)    numpy broadcasting: output dimension -> operand dimension, or None where it is repeated
 reshaped(before, after)    Reshape: (c, d) such that shards of c stay together as shards of d
 surviving(rank, axes, keepdims)   reduction: (c, d) for the dimensions that are kept
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 Shape = tuple[int, ...]
 
 
-def broadcast(out: Shape, operand: Shape) -> list[tuple[int, int | None]]:
+def broadcast_reads(out: Shape, operand: Shape) -> list[tuple[int, int | None]]:
     """(output dimension, operand dimension or None if the operand repeats along it), where the sizes agree."""
     offset = len(out) - len(operand)
     pairs: list[tuple[int, int | None]] = []

@@ -153,10 +153,11 @@ class Builder:
         made = {tensor for node in nodes for tensor in node.outputs}
         leaves = [tensor for tensor in used if tensor not in made and tensor not in self.inputs]
         parameters = tuple(tensor for tensor in leaves if self._is_parameter(tensor))
-        constants = {tensor: self.known(tensor) for tensor in leaves if not self._is_parameter(tensor)}
+        values = {tensor: self.known(tensor) for tensor in leaves}
+        constants = {tensor: value for tensor, value in values.items() if value is not None}
         kept = (*self.inputs, *leaves, *(tensor for node in nodes for tensor in node.outputs))
         types = {tensor: self.types[tensor] for tensor in kept}
-        return Graph(name, nodes, tuple(self.inputs), parameters, constants, final, types, source)  # type: ignore[arg-type]
+        return Graph(name, nodes, tuple(self.inputs), parameters, constants, final, types, source)
 
     def _is_parameter(self, tensor: str) -> bool:
         """Of a leaf that is no input."""

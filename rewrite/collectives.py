@@ -25,6 +25,7 @@ from .operators import infer
 from .terms import ADJOINT, RESULT, VJP, Head, decode
 
 COMMUNICATING = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
+MOVES = frozenset({*COMMUNICATING, "LocalSlice", "Include"})  # from one placement to another
 
 
 def infer_local(head: Head, operands: tuple[TensorType, ...], mesh: Mesh) -> TensorType:

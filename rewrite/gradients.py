@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..mesh import Mesh
+from ..mesh import ONE_DEVICE
 from ..program import Node, TensorType, UserError
 from ..rules import RuleBook, load_rules
-from .alignment import broadcast
+from .alignment import broadcast_reads
 from .collectives import infer_local
 from .egraph import Engine, ENode, Frozen, type_facts
 from .graph import Graph
@@ -29,7 +29,6 @@ from .operators import OPERATORS
 from .space import Kind
 from .terms import ADJOINT, RESULT, VJP, Head, adjoint_attributes, decode, encode, leaf, write
 
-NO_MESH = Mesh(())
 ROUNDS = 20
 _FLAT = frozenset({"Floor", "Ceil", "Round", "Sign", "ArgMax", "ArgMin", "OneHot", "IsNaN", "IsInf"})
 _LINEAR: dict[str, frozenset[int]] = {
@@ -131,7 +130,7 @@ def _recipes(graph: Graph, wanted: Sequence[tuple[Node, int]], book: RuleBook) -
 def _piece(key: _Key) -> _Recipe:
     """Operand i of a Concat gets its piece of the cotangent."""
     kind, operand = key
-    axis = int(kind.head.attributes[0])  # type: ignore[arg-type]
+    axis = decode(kind.head)[1]["axis"]
     before = sum(t.shape[axis] for t in kind.operands[:operand])
     rank, shape = kind.result.rank, list(kind.result.shape)
     shape[axis] = before + kind.operands[operand].shape[axis]
@@ -178,10 +177,10 @@ def _by_rules(keys: Sequence[_Key], book: RuleBook) -> dict[_Key, _Recipe]:
 def _facts(kind: Kind) -> list[str]:
     head, operand = kind.head, kind.operands[0]
     if head.constructor == "Transpose":
-        perm = head.attributes[0]
-        return [f"(inverse {write(perm)} {write(tuple(int(i) for i in np.argsort(perm)))})"]  # type: ignore[arg-type]
+        perm = decode(head)[1]["perm"]
+        return [f"(inverse {write(perm)} {write(tuple(int(i) for i in np.argsort(perm)))})"]
     if head.constructor == "Reduce":
-        axes: tuple[int, ...] = head.attributes[1]  # type: ignore[assignment]
+        axes: tuple[int, ...] = decode(head)[1]["axes"]
         kept = tuple(1 if d in axes else size for d, size in enumerate(operand.shape))
         count = int(np.prod([operand.shape[d] for d in axes]))
         facts = [f"(kept {write(operand.shape)} {write(axes)} {write(kept)})"]
@@ -217,7 +216,8 @@ def _smallest(frozen: Frozen, root: int, kind: Kind) -> _Recipe | None:
 
 def _leaf_position(node: ENode, kind: Kind) -> int:
     """Operand i is ~i; the leaf after the operands is the result's cotangent."""
-    position = int(node.head.attributes[0])  # type: ignore[arg-type]
+    position = node.head.attributes[0]
+    assert isinstance(position, int)
     return position if position < len(kind.operands) else position + 1
 
 
@@ -298,7 +298,7 @@ class _Tape:
 
     def step(self, head: Head, inputs: tuple[str, ...], name: str) -> str:
         op, attributes, domain = decode(head)
-        self.types[name] = infer_local(head, tuple(map(self.type, inputs)), NO_MESH)
+        self.types[name] = infer_local(head, tuple(map(self.type, inputs)), ONE_DEVICE)
         self.nodes.append(Node(name, op, inputs, (name,), attributes, domain))
         return name
 
@@ -314,7 +314,7 @@ class _Tape:
             return name
         if len(found.shape) < len(type_.shape) or found.size < type_.size:  # a scalar rule's result
             return self.node("Expand", {"shape": type_.shape}, (name,), f"{origin}/whole")
-        axes = tuple(d for d, c in broadcast(found.shape, type_.shape) if c is None)
+        axes = tuple(d for d, c in broadcast_reads(found.shape, type_.shape) if c is None)
         summed = self.node("ReduceSum", {"axes": axes, "keepdims": 0}, (name,), f"{origin}/summed")
         if self.type(summed).shape == type_.shape:
             return summed

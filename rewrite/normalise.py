@@ -764,10 +764,11 @@ def _arg(call: Call) -> str:
 @onnx_op("TopK")
 def _top_k(call: Call) -> tuple[str, ...]:
     k = call.setting("k", 1, since=10)
-    need(k is not None and len(k) == 1, "k must be one number")
+    if k is None or len(k) != 1:
+        raise ValueError("k must be one number")
     axis = call.axis(call.attribute("axis", -1), call.type(0).rank)
     largest, order = call.attribute("largest", 1), call.attribute("sorted", 1)
-    return call.emit_all("TopK", call[0], k=k[0], axis=axis, largest=largest, sorted=order)  # type: ignore[index]
+    return call.emit_all("TopK", call[0], k=k[0], axis=axis, largest=largest, sorted=order)
 
 
 # ------------------------------------------------------------------------------------------- movement

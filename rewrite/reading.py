@@ -12,12 +12,12 @@ from functools import cache
 
 from ..mesh import Layout, Mesh, Partial, Placement, Replicate, Shard, format_layout
 from ..program import TensorType
-from .collectives import infer_local
+from ..rules.adjoints import MOST_DIMENSIONS
+from .collectives import MOVES, infer_local
 from .egraph import ENode, Frozen
 from .space import Kind, Move, RuleConflict, Step, Strategy
 from .terms import Head
 
-MOVES = frozenset({"AllReduce", "AllGather", "ReduceScatter", "AllToAll", "LocalSlice", "Include"})
 MAX_EXPANSIONS = 64  # ways to compute one value inside a strategy; rules in use give one or two
 
 Reads = tuple[tuple[int, int], ...]  # (operand, layout index), sorted
@@ -153,7 +153,7 @@ class Reader:
         )
 
 
-_PLACEMENTS: tuple[Placement, ...] = (Replicate(), *(Shard(d) for d in range(8)), Partial())
+_PLACEMENTS: tuple[Placement, ...] = (Replicate(), *(Shard(d) for d in range(MOST_DIMENSIONS)), Partial())
 
 
 def _merged(a: tuple[Reads, Choice], b: tuple[Reads, Choice]) -> tuple[Reads, Choice] | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from ..mesh import Mesh, Placement, Shard
+from ..mesh import ONE_DEVICE, Mesh, Replicate, Shard
 from ..program import TensorType
 from ..rules import RuleBook, shipped_files, with_adjoints
 from . import alignment
@@ -25,10 +25,9 @@ from .collectives import infer_local
 from .egraph import Engine, Frozen, type_facts
 from .reading import Reader, check
 from .space import Kind, RuleConflict, Space
-from .terms import Head, adjoint_of, adjoints_in, decode, leaf, term, write
+from .terms import Head, adjoint_of, adjoints_in, decode, leaf, term, write, write_placement
 
 UNREAD = 99  # the leaf's position of an operand that an adjoint does not read
-NO_MESH = Mesh(())
 
 
 def saturate(
@@ -164,7 +163,7 @@ def _differentiated(kind: Kind) -> list[str]:
         operands.insert(operand, kind.result)
         texts.insert(operand, leaf(UNREAD, kind.result))
     text = term(of, tuple(texts))
-    return [f"{text} (set (level {text}) 0) {type_facts(text, infer_local(of, tuple(operands), NO_MESH))}"]
+    return [f"{text} (set (level {text}) 0) {type_facts(text, infer_local(of, tuple(operands), ONE_DEVICE))}"]
 
 
 def _alignment_facts(frozen: Frozen, level: int) -> list[str]:
@@ -186,8 +185,8 @@ def _alignment_facts(frozen: Frozen, level: int) -> list[str]:
 
 def _reads(out: tuple[int, ...], operand: tuple[int, ...]) -> list[str]:
     return [
-        f"(reads {write(out)} {write(operand)} {d} {'(Replicate)' if c is None else f'(Shard {c})'})"
-        for d, c in alignment.broadcast(out, operand)
+        f"(reads {write(out)} {write(operand)} {d} {write_placement(Replicate() if c is None else Shard(c))})"
+        for d, c in alignment.broadcast_reads(out, operand)
     ]
 
 
@@ -225,7 +224,7 @@ def _types_between(frozen: Frozen, level: int, mesh: Mesh) -> list[str]:
         if eclass not in texts:
             if frozen.below[eclass]:
                 axis, placement, inner = frozen.below[eclass][0]
-                texts[eclass] = f'(At "{axis}" {placement_text(placement)} {text(inner)})'
+                texts[eclass] = f'(At "{axis}" {write_placement(placement)} {text(inner)})'
             else:
                 node = frozen.nodes[eclass][0]
                 texts[eclass] = term(node.head, tuple(map(text, node.operands)))
@@ -235,7 +234,3 @@ def _types_between(frozen: Frozen, level: int, mesh: Mesh) -> list[str]:
         if frozen.level.get(eclass) == level and eclass not in frozen.shape and (type_ := resolve(eclass)):
             facts.append(type_facts(text(eclass), type_))
     return facts
-
-
-def placement_text(placement: Placement) -> str:
-    return f"(Shard {placement.dim})" if isinstance(placement, Shard) else f"({type(placement).__name__})"

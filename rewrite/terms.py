@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..mesh import Placement, Shard
 from ..program import COLLECTIVE_DOMAIN, Node, TensorType, UserError
 from .operators import OPERATORS
 
@@ -143,7 +144,8 @@ def adjoint_of(head: Head) -> tuple[str, int, tuple[int, ...] | None, Head] | No
         return None
     operand, *rest = head.attributes
     shape = rest.pop(0) if op == ADJOINT else None
-    return op, operand, shape, Head(constructor, tuple(rest))  # type: ignore[return-value]
+    assert isinstance(operand, int) and (shape is None or isinstance(shape, tuple))
+    return op, operand, shape, Head(constructor, tuple(rest))
 
 
 def adjoints_in(heads: Iterable[Head]) -> set[tuple[str, int]]:
@@ -169,6 +171,10 @@ def write(value: Value) -> str:
         text = repr(value)
         return text if any(c in text for c in ".en") else text + ".0"
     return str(value)
+
+
+def write_placement(placement: Placement) -> str:
+    return f"(Shard {placement.dim})" if isinstance(placement, Shard) else f"({type(placement).__name__})"
 
 
 def term(head: Head, operands: tuple[str, ...]) -> str:

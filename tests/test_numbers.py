@@ -11,7 +11,7 @@ from parallegg.planfile import Plan, Port
 from parallegg.program import Node, TensorType, UserError
 from parallegg.rewrite.graph import Graph
 from parallegg.rewrite.operators import infer
-from parallegg.verification.numbers import Original, Roles, compare
+from parallegg.verification.numbers import Original, Uses, compare
 
 MESH = Mesh.parse("data=2,model=4")
 
@@ -212,7 +212,7 @@ def test_leaves_are_drawn_for_their_use():
         ["rows", "hot", "both", "y", "more"],
         constants={"two": np.array(2), "values": np.float32([0, 1]), "half": np.float32(0.5)},
     )  # fmt: skip
-    assert Roles.of(graph).ranges == {"ids": (0, 7), "label": (0, 5)}
+    assert Uses.of(graph).ranges == {"ids": (0, 7), "label": (0, 5)}
     drawn = Original(graph, None).draw(np.random.default_rng(0), positive=False)
     assert drawn["ids"].dtype == np.int32 and set(drawn["ids"].flat) == set(range(7))
     assert set(drawn["label"].flat) == set(range(5)) and set(drawn["count"].flat) == set(range(4))

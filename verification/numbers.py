@@ -7,7 +7,7 @@ In: the `Graph` that was planned and the `Plan`.  Out: a `Comparison`, whose ver
 When it is refuted, `first_divergence` is the first tensor of the plan, in program order, whose reassembled
 value (`assemble`: concatenate Shard, sum Partial, compare Replicate) is not the original's: plan tensors are
 called "<logical tensor>@<layout>".
-Draws depend on the seed alone and suit what a leaf is used for (`Roles`): indices lie in the dimension they
+Draws depend on the seed alone and suit what a leaf is used for (`Uses`): indices lie in the dimension they
 index, masks are 0 or 1 and never all 0, what a root or logarithm is taken of is positive.
 The original runs with the operators that the plan runs with: onnxruntime and onnx.reference check those
 (tests/test_runtime_operators.py). Missing: drift in the plan's own precision.
@@ -157,7 +157,7 @@ class Original:
         self.nodes = tuple(map(widest_node, graph.nodes))
         self.constants = {name: widest_array(value) for name, value in graph.constants.items()}
         self.constants |= integer_weights(graph, source)
-        self.roles = Roles.of(graph)
+        self.uses = Uses.of(graph)
         self.run = flat_program(self.nodes, graph.outputs, compiler_options=QUICK)
 
     def values(self, seed: int) -> tuple[Values, Values]:
@@ -177,7 +177,7 @@ class Original:
         for name in (*graph.inputs, *graph.parameters):
             if name not in self.constants:
                 parameter = name in graph.parameters
-                drawn[name] = self.roles.draw(rng, name, graph.types[name], parameter, positive)
+                drawn[name] = self.uses.draw(rng, name, graph.types[name], parameter, positive)
         return drawn
 
     def unsure(self, samples: list[Values], seed: int) -> str:
@@ -231,7 +231,7 @@ PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 
 
 @dataclass
-class Roles:
+class Uses:
     """Uses of leaves: `ranges` of indices, `masks`, `positive` values, `weights` (right of a product)."""
 
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -240,16 +240,16 @@ class Roles:
     weights: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, graph: Graph) -> Roles:
-        roles = cls()
+    def of(cls, graph: Graph) -> Uses:
+        uses = cls()
         readers: dict[str, list[Node]] = {}
         for node in graph.nodes:
             for name in set(node.inputs):
                 readers.setdefault(name, []).append(node)
         for leaf in (*graph.inputs, *graph.parameters):
-            roles._follow(graph, readers, leaf)
-        roles._mark_positive(graph)
-        return roles
+            uses._follow(graph, readers, leaf)
+        uses._mark_positive(graph)
+        return uses
 
     def _follow(self, graph: Graph, readers: Mapping[str, list[Node]], leaf: str) -> None:
         """Forward from a leaf while the value only moves or is shifted by constants."""
