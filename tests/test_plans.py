@@ -28,7 +28,7 @@ from parallegg.mesh import Mesh
 from parallegg.planfile import Plan
 from parallegg.rewrite.graph import tensor_source
 from parallegg.rules import load_rules
-from parallegg.runtime.lowering import QUICK, lower
+from parallegg.runtime.lowering import QUICK, Executable, as_float64, lower, widest_array
 from parallegg.runtime.stablehlo import collectives
 from parallegg.verification.numbers import Original, compare
 
@@ -90,20 +90,23 @@ def test_the_cheapest_plan(sample: Sample, mesh: str):
     executable = lower(planned.plan, compiler_options=QUICK)
     assert collectives(executable.stablehlo(), MESHES[mesh]) == predicted(planned.plan)
     inputs, expected = reference(sample)
-    found = executable.run(executable.place(inputs, tensor_source(graph)), check_replicas=True)
-    for name, value in zip(graph.outputs, expected, strict=True):
-        scale = float(np.max(np.abs(value), where=np.isfinite(value), initial=1e-30))
-        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
+    equal(
+        executable.run(executable.place(inputs, tensor_source(graph)), check_replicas=True), sample, expected
+    )
     assert compare(graph, planned.plan, original=original(sample)).verdict == "tested"
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("sample", "mesh"), pairs(PAIRS))
 def test_random_plans(sample: Sample, mesh: str):
-    check_random_plans(prepared(sample, mesh), original(sample), RANDOM_PLANS, Counter(), seed=0)
+    check_random_plans(
+        prepared(sample, mesh), original(sample), RANDOM_PLANS, Counter(), seed=0, sample=sample
+    )
 
 
-def check_random_plans(model: Model, reference: Original, count: int, used: Counter[str], seed: int) -> None:
+def check_random_plans(
+    model: Model, original: Original, count: int, used: Counter[str], seed: int, sample: Sample | None = None
+) -> None:
     """Draw plans and chains of collectives, preferring rules not used yet; each plan sends what is predicted, survives
     its file, and verifies."""
     for number in range(count):
@@ -112,10 +115,29 @@ def check_random_plans(model: Model, reference: Original, count: int, used: Coun
         other = {type_: conversions.repriced(rng) for type_, conversions in model.conversions.items()}
         plan = planfile.from_bytes(planfile.to_bytes(random_plan(replace(model, conversions=other), choice)))
         assert collectives(lower(plan).stablehlo(), model.mesh) == predicted(plan)
-        verdict = compare(model.graph, plan, original=reference, seed=number)
+        program = lower(as_float64(plan), compiler_options=QUICK)
+        verdict = compare(model.graph, plan, original=original, seed=number, program=program)
         assert verdict.verdict == "tested", (number, verdict)
+        if sample:
+            equals_onnxruntime(program, sample)
         used.update(plan.metadata["rules"])
         used.update(_steps(plan))
+
+
+def equals_onnxruntime(program: Executable, sample: Sample) -> None:
+    """The outputs for one set of inputs and the model's own weights."""
+    inputs, expected = reference(sample)
+    weights = tensor_source(sample.graph())
+    fed = {name: widest_array(value) for name, value in inputs.items()}
+    found = program.run(program.place(fed, lambda name: widest_array(weights(name))), check_replicas=True)
+    equal(found, sample, expected)
+
+
+def equal(found: dict[str, np.ndarray], sample: Sample, expected: list[np.ndarray]) -> None:
+    """Outputs within float32's tolerance of ONNX Runtime's."""
+    for name, value in zip(sample.graph().outputs, expected, strict=True):
+        scale = float(np.max(np.abs(value), where=np.isfinite(value), initial=1e-30))
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
 
 
 def _prefer(model: Model, used: Counter[str]) -> list[np.ndarray]:

@@ -64,12 +64,13 @@ def compare(
     seed: int = 0,
     source: Source | None = None,
     original: Original | None = None,
+    program: Executable | None = None,
 ) -> Comparison:
     """`source` gives integer weights; those that it does not have are drawn, as floating ones always are.
 
-    `original` is the graph prepared once, for comparing many plans of it.
+    `original` is the graph prepared once, for comparing many plans of it; `program` the plan in float64, lowered.
     """
-    program = Executable(as_float64(plan), compiler_options=QUICK)
+    program = program or Executable(as_float64(plan), compiler_options=QUICK)
     _ = program.mesh  # too few devices is the user's affair, not the plan's
     original = original or Original(graph, source)
     first = original.values(seed)
