@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-
 import parallegg
+import pytest
 from parallegg.extract.emit import collective_table
 from parallegg.extract.hardware import load_hardware
 from parallegg.extract.planner import make_plan
