@@ -25,10 +25,10 @@ run: $(INSTALLED)
 	@printf '\nDone. The plan is %s (open it with any ONNX viewer), its outputs are run/outputs.npz.\n' $(PLAN)
 
 test: $(INSTALLED) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: $(INSTALLED) lint
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m ""
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
