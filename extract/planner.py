@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from ..mesh import Layout, Mesh, Shard
 from ..planfile import Plan, human_bytes
 from ..program import UserError
-from ..rewrite.algebra import rewrite
 from ..rewrite.graph import Graph, Roles
 from ..rewrite.kinds import applications
-from ..rewrite.worker import saturate_in_worker
+from ..rewrite.worker import rewrite_in_worker, saturate_in_worker
 from ..rules import RuleBook, load_rules
 from .build import Model, build
 from .emit import Memory, collective_table, emit, memory_use
@@ -29,6 +28,10 @@ from .search import solve
 
 GAP = 1e-3  # the search stops when it has proved this
 MEMORY_ROUNDS = 6
+ALGEBRA_NODES, ALGEBRA_SECONDS = (
+    100_000,
+    60.0,
+)  # it sees the whole graph, so rules that grow it are stopped early
 
 Progress = Callable[[str], None]
 
@@ -104,7 +107,15 @@ def prepare(
     """Saturate the graph's operators and state the extraction problem."""
     options, roles = options or Options(), roles or Roles()
     parts, types = applications(graph)
-    parts, types, algebra_stopped_by = rewrite(parts, types, list(graph.leaves), graph.outputs, book)
+    parts, types, algebra_stopped_by = rewrite_in_worker(
+        parts,
+        types,
+        list(graph.leaves),
+        graph.outputs,
+        book,
+        node_limit=min(options.node_limit, ALGEBRA_NODES),
+        seconds=min(options.saturation_seconds, ALGEBRA_SECONDS),
+    )
     kinds = list(dict.fromkeys(part.kind for part in parts))
     used = dict.fromkeys([*(types[name] for name in graph.leaves), *(types[part.tensor] for part in parts)])
     progress(f"saturating {len(kinds)} kinds of {len(parts)} operators")

@@ -96,31 +96,39 @@ def load_rules(extra: Sequence[str | Path] = (), *, only: Iterable[str | Path] |
     book = _Builder()
     for path in [*paths, *map(Path, extra)]:
         book.add(path, trusted=path == VOCABULARY)
+    built = book.build()  # names are compared here, where egglog would panic
     if extra:
-        _typecheck(load_rules(only=only), [Path(path) for path in extra])
-    return book.build()
+        _typecheck(load_rules(only=only), built, [Path(path) for path in extra])
+    return built
 
 
-def _typecheck(known: RuleBook, extra: Sequence[Path]) -> None:
-    """Let egglog read the user's files as they are, so that what it refuses is named by file and line."""
+def _typecheck(known: RuleBook, built: RuleBook, extra: Sequence[Path]) -> None:
+    """Let egglog read the user's files as they are, so that what it refuses is named by file and line.
+
+    Then the whole: a name that they declare may be a variable of a shipped rule.
+    """
     from egglog.bindings import EGraph  # planning with the shipped rules alone needs it in the worker only
 
-    egraph = EGraph()
-
-    def include(path: Path) -> None:
-        egraph.run_program(*egraph.parse_program(f'(include "{path.as_posix()}")'))
-
-    with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder) / "known.egg"
-        base.write_text(known.program, encoding="utf-8")
-        include(base)
-    for path in extra:
+    def include(egraph: EGraph, path: Path, place: Path) -> None:
         try:
-            include(path)
+            egraph.run_program(*egraph.parse_program(f'(include "{path.as_posix()}")'))
         except BaseException as error:  # egglog panics with a class of its own, derived from BaseException
             if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
                 raise
-            raise UserError(_located(path, str(error))) from None
+            raise UserError(_located(place, str(error))) from None
+
+    with tempfile.TemporaryDirectory() as folder:
+        egraph = EGraph()
+        for name, book in (("known", known), ("together", built)):
+            (Path(folder) / f"{name}.egg").write_text(book.program, encoding="utf-8")
+        include(egraph, Path(folder) / "known.egg", VOCABULARY)
+        for path in extra:
+            include(egraph, path, path)
+        try:
+            include(EGraph(), Path(folder) / "together.egg", Path("together"))
+        except UserError as error:
+            _, _, reason = str(error).rpartition("together.egg: ")
+            raise UserError(f"{', '.join(map(str, extra))}: beside the shipped rules: {reason}") from None
 
 
 def _located(path: Path, message: str) -> str:
@@ -132,11 +140,11 @@ def _located(path: Path, message: str) -> str:
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(
-                f"{path}: a rule file may have {MAX_FILE_BYTES} bytes; this one has {path.stat().st_size}"
-            )
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:  # a device may have no end, and says that its size is 0
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise UserError(f"{path}: a rule file may have {MAX_FILE_BYTES} bytes; this one has more")
+        return data.decode()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -251,9 +259,12 @@ class _Builder:
         name, ruleset = (self._option(path, form, key) for key in (":name", ":ruleset"))
         if name in self.rules:
             raise _refused(path, form, f"the rule name {name!r} is taken by {self.rules[name].place}")
+        if not trusted:
+            _check_actions(path, form, str(ruleset))
         if not trusted and ruleset not in RULESETS:
             if ruleset == "analysis" and form.head == "rule":
-                self.statements.append(("", form.text))
+                self.rules[name] = Rule(name, ruleset, f"{path}:{form.line}", form.text)
+                self.statements.append((name, form.text))
                 return
             raise _refused(path, form, f"ruleset {ruleset!r} is not one of {', '.join(RULESETS)}")
         if not trusted:
@@ -309,6 +320,16 @@ def declared(constructor: Constructor) -> list[str]:
 
 def _provenance_relation(constructor: Constructor) -> str:
     return f"(relation {constructor.name}-by (String {' '.join(constructor.sorts)}))"
+
+
+def _check_actions(path: Path, form: Form, ruleset: str) -> None:
+    """A rule adds: equalities in the rulesets of rewriting, facts in all. It takes nothing away and stops nothing."""
+    if form.head != "rule" or len(form.children) < 3:
+        return
+    refused = {"delete", "subsume", "panic", "extract"} | ({"union"} if ruleset == "analysis" else set())
+    for action in form.children[2].children:
+        if action.head in refused:
+            raise _refused(path, action, f"'{action.head}' is no action of a rule in ruleset {ruleset}")
 
 
 def _refused(path: Path, form: Form, reason: str) -> UserError:

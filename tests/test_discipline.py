@@ -6,6 +6,7 @@ operands, random operators without identity; and rules that contradict the shipp
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from parallegg.mesh import Mesh, Partial, Replicate, Shard
 from parallegg.program import UserError
 from parallegg.rewrite.saturation import saturate
 from parallegg.rewrite.space import Kind, RuleConflict
+from parallegg.rewrite.worker import WorkerFailed
 from parallegg.rules import load_rules
 
 from .simulate import compute, join, run, split
@@ -170,6 +172,32 @@ def test_a_rule_that_contradicts_the_others_is_named(name: str, tmp_path: Path):
     assert name in str(error.value)
     assert f"{rules}:2" in str(error.value)
     assert "unary-shard" not in str(error.value)
+
+
+ENDLESS = {
+    "algebra": '(rewrite (Unary "Relu" x) (Unary "Relu" (Shift 0.0 x)) :ruleset algebra :name "endless")',
+    "analysis": "(relation tally (i64))\n(tally 0)\n"
+    '(rule ((tally n1)) ((tally (+ n1 1))) :ruleset analysis :name "endless")',
+    "both": "(relation couple (i64 i64))\n(couple 0 1)\n(couple 1 0)\n(rule ((couple a1 b1) (couple a2 b2))"
+    ' ((couple (+ a1 a2) (+ b1 b2))) :ruleset algebra :name "endless")',
+}
+
+
+@pytest.mark.parametrize("ruleset", ENDLESS)
+def test_rules_without_end_are_stopped(ruleset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By the time limit between two rounds, with a plan from what there is; within a round by ending the worker."""
+    monkeypatch.setattr("parallegg.rewrite.worker.GRACE_SECONDS", 2.0)
+    rules = tmp_path / "endless.egg"
+    rules.write_text(ENDLESS[ruleset])
+    path = model(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": (4, 2)}, {"y": (4, 2)})
+    options = parallegg.Options(saturation_seconds=2.0)
+    start = time.monotonic()
+    try:
+        planned = parallegg.plan(path, DATA, rules=[rules], options=options)
+        assert planned.report["stopped_by"] == "time" and not planned.report["saturated"]
+    except WorkerFailed as error:
+        assert "saturation was stopped after 2 s" in str(error)
+    assert time.monotonic() - start < 30
 
 
 def test_a_rule_that_splits_an_operand_unevenly_is_named(tmp_path: Path):

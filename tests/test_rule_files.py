@@ -28,11 +28,20 @@ def test_a_good_rule_file_is_accepted(path: Path):
     assert set(load_rules([path]).rules) > known
 
 
-def test_a_rule_name_is_taken_once(tmp_path: Path):
+TWINS = {
+    "algebra": '(rewrite (Unary "Abs" (Unary "Neg" x)) (Unary "Abs" x) :ruleset algebra :name "unary-shard")',
+    "parallel": "(rewrite (At ax (Partial) (Unary f x)) (Unary f (At ax (Partial) x)) :ruleset parallel"
+    ' :name "unary-shard")',
+    "analysis": '(rule ((= 1 1)) ((divides "a" x 0)) :ruleset analysis :name "unary-shard")',
+    "two of analysis": "(relation r (i64))\n"
+    + '(rule ((r x)) ((r 1)) :ruleset analysis :name "unary-shard")\n' * 2,
+}
+
+
+@pytest.mark.parametrize("text", TWINS.values(), ids=list(TWINS))
+def test_a_rule_name_is_taken_once(text: str, tmp_path: Path):
     twin = tmp_path / "twin.egg"
-    twin.write_text(
-        '(rewrite (Unary "Abs" (Unary "Neg" x)) (Unary "Abs" x) :ruleset algebra :name "unary-shard")'
-    )
+    twin.write_text(text)
     with pytest.raises(UserError, match="the rule name 'unary-shard' is taken by"):
         load_rules([twin])
 
@@ -51,6 +60,11 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes | None
         path.write_bytes(content)
     with pytest.raises(UserError, match=message):
         load_rules([path])
+
+
+def test_a_device_without_end_is_refused():
+    with pytest.raises(UserError, match="a rule file may have"):
+        load_rules(["/dev/zero"])
 
 
 def test_deep_nesting_is_refused_without_recursion(tmp_path: Path):
