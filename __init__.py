@@ -6,14 +6,20 @@
     outputs = parallegg.run(planned.plan, graph, {"x": x})
     verdict = parallegg.verify(graph, planned.plan)
 
-Planning never imports JAX; `run` and `verify` do.
+    step = parallegg.training_step(graph, loss=parallegg.LossSpec("mse", "y"), optimizer=parallegg.AdamW())
+    training = parallegg.compile(parallegg.plan(step, "data=4").plan, graph)
+    state = training.init()
+    state, metrics = training.step(state, {"x": x, "labels": labels}, learning_rate=1e-3)
+
+Planning never imports JAX; `run`, `verify` and `compile` do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .extract.hardware import Hardware, load_hardware
 from .extract.planner import DoesNotFit, Options, Planned, make_plan
@@ -21,22 +27,29 @@ from .mesh import Layout, Mesh, Partial, Replicate, Shard, parse_layout
 from .planfile import Plan, Port, check_model, save
 from .planfile import load as load_plan
 from .program import Node, TensorType, UserError
-from .rewrite.graph import Graph, tensor_source
+from .rewrite.graph import Graph, Roles, tensor_source
 from .rewrite.onnx_reader import load
+from .rewrite.optimizers import SGD, Adam, AdamW
+from .rewrite.training import LossSpec, TrainingStep, as_training_step, rebuilt, training_step
 from .rules import load_rules
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from .runtime.training import CompiledStep
     from .verification.numbers import Comparison
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
     "DoesNotFit",
     "Graph",
     "Hardware",
     "Layout",
+    "LossSpec",
     "Mesh",
     "Node",
     "Options",
@@ -47,7 +60,10 @@ __all__ = [
     "Replicate",
     "Shard",
     "TensorType",
+    "TrainingStep",
     "UserError",
+    "as_training_step",
+    "compile",
     "load",
     "load_hardware",
     "load_plan",
@@ -55,12 +71,13 @@ __all__ = [
     "plan",
     "run",
     "save",
+    "training_step",
     "verify",
 ]
 
 
 def plan(
-    model: Graph | str | Path,
+    model: Graph | TrainingStep | str | Path,
     mesh: Mesh | str,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
@@ -71,23 +88,47 @@ def plan(
     options: Options | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Planned:
-    """Plan a model (a `Graph` or an ONNX file with `shapes`) on a mesh.
+    """Plan a model (a `Graph`, a `TrainingStep` of one, or an ONNX file with `shapes`) on a mesh.
 
     `rules` are further rule files; `pins` fixes layouts by tensor name, such as `{"logits": "S0,R"}`. Raises UserError
     for a mistake in what was given, DoesNotFit when no plan fits in `memory_bytes` a device.
     """
-    graph = model if isinstance(model, Graph) else load(model, shapes)
+    if isinstance(model, TrainingStep):
+        graph, roles = model.graph, Roles(model.phases, model.state)
+    else:
+        graph, roles = model if isinstance(model, Graph) else load(model, shapes), None
     layouts = {name: parse_layout(pin) if isinstance(pin, str) else pin for name, pin in (pins or {}).items()}
-    return make_plan(
+    planned = make_plan(
         graph,
         Mesh.parse(mesh) if isinstance(mesh, str) else mesh,
         load_hardware(hardware) if isinstance(hardware, str) else hardware,
         book=load_rules(rules),
         memory_bytes=memory_bytes,
         pins=layouts,
+        roles=roles,
         options=options,
         progress=progress,
     )
+    if not isinstance(model, TrainingStep):
+        return planned
+    metadata = {**planned.plan.metadata, "training": _training(model)}
+    return replace(
+        planned,
+        plan=replace(planned.plan, metadata=metadata),
+        warnings=(*model.warnings, *planned.warnings),
+    )
+
+
+def _training(step: TrainingStep) -> dict[str, Any]:
+    """What a plan keeps of its training step."""
+    return {
+        "recipe": dict(step.recipe),
+        "loss": step.loss,
+        "learning_rate": step.learning_rate,
+        "step": step.step,
+        "initial": dict(step.initial),
+        "frozen": list(step.frozen),
+    }
 
 
 def run(plan: Plan, model: Graph | str | Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -95,8 +136,7 @@ def run(plan: Plan, model: Graph | str | Path, inputs: Mapping[str, np.ndarray])
     from .runtime.devices import ensure_devices
     from .runtime.lowering import lower
 
-    graph = model if isinstance(model, Graph) else load(model, _shapes(plan))
-    check_model(plan, graph.digest, graph.types)
+    graph = planned_graph(plan, model)
     ensure_devices(plan.mesh.size)
     executable = lower(plan)
     return executable.run(executable.place(inputs, tensor_source(graph)))
@@ -107,12 +147,34 @@ def verify(model: Graph | str | Path, plan: Plan, *, seed: int = 0) -> Compariso
     from .runtime.devices import ensure_devices
     from .verification.numbers import compare
 
-    graph = model if isinstance(model, Graph) else load(model, _shapes(plan))
-    check_model(plan, graph.digest, graph.types)
+    graph = planned_graph(plan, model)
     ensure_devices(plan.mesh.size)
     return compare(graph, plan, seed=seed, source=tensor_source(graph))
 
 
-def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """The input shapes that a plan was made for."""
+def compile(plan: Plan, model: Graph | str | Path) -> CompiledStep:
+    """A plan of a training step, ready to train the model on this machine's devices."""
+    from .runtime.devices import ensure_devices
+    from .runtime.training import CompiledStep
+
+    graph = planned_graph(plan, model)
+    ensure_devices(plan.mesh.size)
+    return CompiledStep(plan, tensor_source(graph))
+
+
+def planned_graph(plan: Plan, model: Graph | str | Path) -> Graph:
+    """The graph that a plan was made of: the model, or its training step; refuses another model."""
+    recipe = plan.metadata.get("training", {}).get("recipe")
+    graph = model if isinstance(model, Graph) else load(model, planned_shapes(plan))
+    if recipe and graph.digest != plan.metadata.get("model_digest"):
+        graph = rebuilt(graph, recipe).graph
+    check_model(plan, graph.digest, graph.types)
+    return graph
+
+
+def planned_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """The shapes of the model's inputs that a plan was made for."""
+    recipe = plan.metadata.get("training", {}).get("recipe")
+    if recipe:
+        return {name: tuple(shape) for name, shape in recipe["inputs"].items()}
     return {port.name: port.type.shape for port in plan.inputs if port.kind == "input"}

@@ -1,10 +1,10 @@
-"""The command line: plan, show, run, verify, models, rules.
+"""The command line: plan, show, run, train, verify, models, rules.
 
     main(argv)   runs one command; gives the exit code
-                 0 good, 1 refuted or infeasible, 2 bad input, 3 internal error, 4 unknown
+                 0 good, 1 refuted, infeasible or a loss that is not finite, 2 bad input, 3 internal error, 4 unknown
 Results go to standard output (with --json: one JSON document), everything else to standard error. A user's mistake is
 one line, `error: ...`, found before anything is written; an internal error is one paragraph and a traceback in a file.
-JAX is imported by `run` and `verify` only.
+JAX is imported by `run`, `train` and `verify` only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ from . import (
     load_hardware,
     load_plan,
     load_rules,
+    planned_graph,
+    planned_shapes,
 )
+from . import compile as compile_plan
 from . import load as load_model
 from . import plan as make_plan
 from . import run as run_plan
@@ -47,8 +50,9 @@ from . import save as save_plan
 from . import verify as verify_plan
 from .mesh import parse_layout
 from .models import resolve, samples
-from .planfile import check_model, human_bytes
+from .planfile import human_bytes
 from .report import ROWS, describe, human_seconds, plain_table, plan_tables, summary_table
+from .train import Batches, Run, Wanted, training_step_of
 
 GOOD, REFUTED, BAD_INPUT, INTERNAL, UNKNOWN = range(5)
 VERDICTS = {"proved": GOOD, "tested": GOOD, "refuted": REFUTED, "unknown": UNKNOWN}
@@ -294,11 +298,9 @@ def _load(model: str, shapes: Mapping[str, Sequence[int]]) -> Graph:
 
 
 def _model_of(model: str, plan: Plan) -> Graph:
-    """The model with the shapes that the plan was made for; refuses a model that is not the plan's."""
-    ports = {port.name: port.type.shape for port in plan.inputs if port.kind == "input"}
+    """The model, or its training step, in the plan's shapes; refuses a model that is not the plan's."""
     try:
-        graph = _load(model, ports)
-        check_model(plan, graph.digest, graph.types)
+        graph = planned_graph(plan, _load(model, planned_shapes(plan)))
     except UserError as error:
         text = str(error)
         raise UserError(text if text.startswith(model) else f"{model}: {text}") from None
@@ -344,6 +346,28 @@ def plan(
     ] = None,
     time_limit: Annotated[float | None, typer.Option(min=0, help="Seconds for the search.")] = None,
     node_limit: Annotated[int | None, typer.Option(min=1, help="E-nodes for saturation.")] = None,
+    train: Annotated[bool, typer.Option("--train", help="Plan the model's training step.")] = False,
+    loss: Annotated[
+        str | None, typer.Option(help="A scalar output, or cross-entropy:OUTPUT or mse:OUTPUT.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The loss's input of labels. Default: labels.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adamw (default), adam or sgd.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of sgd.")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Of the optimizer; not of biases, norms.")
+    ] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="Bound the norm of all gradients.")] = None,
+    freeze: Annotated[
+        list[str] | None, typer.Option(help="Weights not to train: 'embedding.*'. Repeatable.")
+    ] = None,
+    no_decay: Annotated[
+        list[str] | None, typer.Option(help="Weights without decay, instead of the default. Repeatable.")
+    ] = None,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Compute in bfloat16 with float32 weights.")] = False,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(help="MODEL is a training step already: 'p.{} -> new.{}'. Repeatable."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Find the cheapest plan and write it."""
@@ -351,6 +375,11 @@ def plan(
     parsed_mesh, shapes = Mesh.parse(mesh), parse_shapes(shape or ())
     pins = parse_pins(pin or (), parsed_mesh)
     limit = None if memory is None else parse_bytes(memory)
+    wanted = Wanted(
+        loss, label, optimizer, momentum, weight_decay, clip_norm, freeze, no_decay, bf16 or None, state
+    )
+    if not train:
+        wanted.refuse()
     path = resolve(model)
     target = output or Path(f"{path.stem}.plan.onnx")
     check_output(target)
@@ -360,9 +389,10 @@ def plan(
     load_rules(rules or ())
     with _Progress(f"reading {model}") as progress:
         graph = _load(model, shapes)
-        check_pins(pins, graph, parsed_mesh)
+        step = training_step_of(graph, wanted) if train else None
+        check_pins(pins, step.graph if step else graph, parsed_mesh)
         planned = make_plan(
-            graph, parsed_mesh, hardware=profile, memory_bytes=limit, rules=rules or (), pins=pins,
+            step or graph, parsed_mesh, hardware=profile, memory_bytes=limit, rules=rules or (), pins=pins,
             options=_options(time_limit, node_limit), progress=progress,
         )  # fmt: skip
     save_plan(planned.plan, target)
@@ -443,19 +473,24 @@ def run(
     return GOOD
 
 
-def read_inputs(path: Path, plan: Plan) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, checked against what the plan is fed."""
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file."""
     try:
         with np.load(path, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise ValueError("a single array, not an .npz archive")
-            arrays = {name: file[name] for name in file.files}
+            return {name: file[name] for name in file.files}
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # zipfile, zlib and NumPy each have their own
         raise UserError(
             f"{path}: is no .npz file of arrays, or is damaged: {' '.join(str(error).split())}"
         ) from None
+
+
+def read_inputs(path: Path, plan: Plan) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file, checked against what the plan is fed."""
+    arrays = read_arrays(path)
     ports = {port.name: port for port in plan.inputs if port.kind == "input"}
     for name in arrays:
         if name not in ports:
@@ -503,6 +538,73 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
+
+
+@app.command()
+def train(
+    plan: PlanArgument,
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="The model that was planned: it has the weights.")
+    ],
+    data: Annotated[
+        Path, typer.Option(help="An .npz file; each array has the examples of one input along dimension 0.")
+    ],
+    steps: Annotated[int, typer.Option(min=1, help="How many to do.")],
+    learning_rate: Annotated[float, typer.Option(min=0, help="The same at every step.")] = 1e-3,
+    repeat: Annotated[bool, typer.Option("--repeat", help="Start the data again at its end.")] = False,
+    resume: Annotated[Path | None, typer.Option(help="Go on from a state that was written before.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Default: PLAN's stem + .state.npz.")
+    ] = None,
+    metrics: Annotated[Path | None, typer.Option(help="Write a JSON line for every step.")] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Train a model under a plan; weights and moments are written at the end."""
+    from .runtime.training import NonFinite
+
+    target = output or Path(f"{plan.stem}.state.npz")
+    for path in (target, metrics):
+        if path is not None:
+            check_output(path)
+    loaded = load_plan(plan)
+    graph = _model_of(model, loaded)
+    arrays = read_arrays(data)
+    before = None if resume is None else read_arrays(resume)
+    _devices(loaded)
+    compiled = compile_plan(loaded, graph)
+    batches = Batches(data, arrays, compiled.batch)
+    with _Progress("placing weights"):
+        training = Run(compiled, compiled.init(before))
+    done = training.state[compiled.count]
+    batches.require(steps, done + 1, repeat)
+    rate = learning_rate if compiled.learning_rate is not None else None
+    start, failure = time.monotonic(), None
+    try:
+        training.train(batches, steps, rate, metrics, _say)
+    except NonFinite as error:
+        failure = error
+    finally:
+        if not training.lost:
+            write_arrays(target, compiled.state_dict(training.state))
+    seconds, last = time.monotonic() - start, training.last
+    finished = training.state[compiled.count]
+    if failure is not None:
+        _say(f"error: {failure}; the state after {_steps(finished)} is in {target}")
+        return REFUTED
+    assert last is not None
+    if as_json:
+        _print_json({"plan": str(plan), "state": str(target), **last, "total_seconds": seconds})
+        return GOOD
+    _print(
+        f"{_steps(finished - done)} on {loaded.mesh} in {human_seconds(seconds)}, compilation included",
+        f"loss {last['loss']:.4g} at step {last['step']}",
+        f"state written to {target}",
+    )
+    return GOOD
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
 
 
 @app.command()

@@ -4,7 +4,7 @@ In: a Graph, a loss, an optimizer.  Out: a `TrainingStep`, whose graph has
   inputs      the batch (and its labels), learning_rate (float32), step (int64: finished steps), the moments
   parameters  the model's weights
   outputs     the loss, then new.NAME for every trained weight and moment
-`as_training_step` takes a model that is a training step already.
+`as_training_step` takes a model that is a training step already; `rebuilt` makes a step again by its recipe.
   which weights are trained            _trainable(): floating, not frozen, no statistics of a BatchNormalization
   decay groups                         _decays(): by default not biases and norms (one dimension, or by name)
   gradients before clipping            TrainingStep.gradients
@@ -16,8 +16,9 @@ A weight of one element is a constant in our graphs, and not trained.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 from ..program import Node, TensorType, UserError
 from .builder import Builder, Terms
@@ -25,12 +26,13 @@ from .gradients import gradients
 from .graph import Graph
 from .losses import mean_squared_error, negative_log_likelihood, valid_labels, weighted_mean
 from .operators import OPERATORS
-from .optimizers import Optimizer, clipped
+from .optimizers import SGD, Adam, AdamW, Optimizer, clipped
 from .precision import lowered
 
 FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
 NO_DECAY = ("*bias*", "*norm*", "*ln_*")  # besides weights of one dimension
 LOSSES = ("cross-entropy", "mse")
+OPTIMIZERS: Mapping[str, type[SGD] | type[Adam]] = {kind.__name__: kind for kind in (SGD, Adam, AdamW)}
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class TrainingStep:
     learning_rate: str | None = None
     step: str | None = None
     warnings: tuple[str, ...] = ()
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # what `rebuilt` needs besides the model; JSON
 
     @property
     def batch(self) -> tuple[str, ...]:
@@ -127,7 +130,33 @@ def training_step(
         update.rate,
         update.step,
         warnings,
+        {
+            "inputs": _sizes(graph),
+            "loss": loss if isinstance(loss, str) else asdict(loss),
+            "optimizer": {"name": type(optimizer).__name__, **asdict(optimizer)},
+            "clip_norm": clip_norm,
+            "frozen": list(frozen),
+            "no_decay": None if no_decay is None else list(no_decay),
+            "compute_dtype": compute_dtype,
+        },
     )
+
+
+def rebuilt(graph: Graph, recipe: Mapping[str, Any]) -> TrainingStep:
+    """The training step of a model by the recipe of one that was made before."""
+    options = {key: value for key, value in recipe.items() if key != "inputs"}
+    if "pairs" in options:
+        return as_training_step(graph, **options)
+    fields = dict(options.pop("optimizer"))
+    optimizer = OPTIMIZERS[fields.pop("name")](**fields)
+    loss = options.pop("loss")
+    return training_step(
+        graph, loss=loss if isinstance(loss, str) else LossSpec(**loss), optimizer=optimizer, **options
+    )
+
+
+def _sizes(graph: Graph) -> dict[str, list[int]]:
+    return {name: list(graph.types[name].shape) for name in graph.inputs}
 
 
 # ------------------------------------------------------------------------------------- which weights
@@ -322,6 +351,15 @@ def as_training_step(
         {name: "input" if name in graph.inputs else "parameter" for name in state},
         _given_gradients(graph, phases, state),
         tuple(name for name in frozen if name not in state),
+        recipe={
+            "inputs": _sizes(graph),
+            "pairs": pairs
+            if isinstance(pairs, str)
+            else dict(pairs)
+            if isinstance(pairs, Mapping)
+            else list(pairs),
+            "loss": loss,
+        },
     )
 
 

@@ -273,8 +273,10 @@ class Executable:
         devices: Devices | None = None,
         compiler_options: Options | None = None,
         donate: Iterable[str] = (),
+        guard: str | None = None,
     ) -> None:
         self.plan = plan
+        self._guard = guard
         self.compiler_options = dict(compiler_options or {})
         self._devices = devices
         self._donated = tuple(i for i, port in enumerate(plan.inputs) if port.name in set(donate))
@@ -329,6 +331,12 @@ class Executable:
         sharding = NamedSharding(self.mesh, axes)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
+    def put(self, name: str, array: np.ndarray) -> jax.Array:
+        """One of the plan's inputs, each device receiving its part."""
+        i = next(i for i, port in enumerate(self.plan.inputs) if port.name == name)
+        with exact_types():
+            return self._place(self.plan.inputs[i], array, self._in_specs[i])
+
     def call(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """The plan's outputs in order, left where they are."""
         with exact_types():
@@ -342,19 +350,25 @@ class Executable:
                 require_equal_replicas(name, array)
         return {name: gathered(array) for name, array in results.items()}
 
-    def blocks(self, arrays: Sequence[jax.Array], tensors: Sequence[str]) -> dict[str, np.ndarray]:
-        """Every device's part of the program's `tensors`; the leading dimensions are the mesh."""
+    def blocks(
+        self,
+        arrays: Sequence[jax.Array],
+        tensors: Sequence[str],
+        summary: Callable[[jax.Array], jax.Array] = lambda part: part,
+    ) -> dict[str, np.ndarray]:
+        """Every device's part of the program's `tensors`, or its `summary`; the leading dimensions are the mesh."""
         sizes = tuple(axis.size for axis in self.plan.mesh)
         every = PartitionSpec(self.plan.mesh.names)
         function = jax.shard_map(
-            lambda *parts: tuple(part[None] for part in self._program(parts, tensors)),
+            lambda *parts: tuple(summary(part)[None] for part in self._program(parts, tensors)),
             mesh=self.mesh,
             in_specs=self._in_specs,
             out_specs=(every,) * len(tensors),
             check_vma=False,
         )
         with exact_types():
-            results = jax.jit(function).lower(*arrays).compile(self.compiler_options)(*arrays)
+            options = {**QUICK, **self.compiler_options}  # it runs once
+            results = jax.jit(function).lower(*arrays).compile(options)(*arrays)
         whole = map(gathered, results)
         return {name: x.reshape(*sizes, *x.shape[1:]) for name, x in zip(tensors, whole, strict=True)}
 
@@ -378,10 +392,19 @@ class Executable:
         run_nodes(self.plan.nodes, values, self.plan.types, self.plan.mesh)
         return tuple(values[name] for name in tensors)
 
+    def _guarded(self, parts: Sequence[jax.Array], found: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The outputs, where state stays as it was if the output `guard` is not finite; sends nothing."""
+        if self._guard is None:
+            return tuple(found)
+        old = {port.name: part for port, part in zip(self.plan.inputs, parts, strict=True)}
+        new = {port.name: part for port, part in zip(self.plan.outputs, found, strict=True)}
+        good = jnp.isfinite(new[self._guard]).all()
+        return tuple((new | {to: jnp.where(good, new[to], old[of]) for of, to in self.plan.state}).values())
+
     def _jit(self, mesh: jax.sharding.Mesh | AbstractMesh) -> jax.stages.Wrapped:
         results = [port.local for port in self.plan.outputs]
         function = jax.shard_map(
-            lambda *parts: self._program(parts, results),
+            lambda *parts: self._guarded(parts, self._program(parts, results)),
             mesh=mesh,
             in_specs=self._in_specs,
             out_specs=self._out_specs,

@@ -1,0 +1,297 @@
+"""Training under a plan: trajectories against one device, state, the command line, what goes wrong."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import parallegg
+import pytest
+from parallegg import cli
+from parallegg.builders import gpt, write
+from parallegg.planfile import to_bytes
+from parallegg.program import UserError
+from parallegg.rewrite.graph import tensor_source
+from parallegg.runtime.devices import ensure_devices
+from parallegg.runtime.lowering import (
+    QUICK,
+    as_float64,
+    flat_program,
+    require_equal_replicas,
+    widest_array,
+    widest_node,
+)
+from parallegg.runtime.training import CompiledStep, NonFinite
+
+_spec = importlib.util.spec_from_file_location("cli_models", Path(__file__).parent / "cli_models.py")
+assert _spec and _spec.loader
+models = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(models)
+
+BATCH, CONTEXT, WORDS = 4, 6, 24
+GPT = {"layers": 2, "width": 12, "heads": 2, "vocabulary": WORDS, "context": CONTEXT, "batch": BATCH}
+TRAIN = ["--train", "--loss", "mse:y"]  # of the multi-layer perceptron
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """GPT and a perceptron with its data: 10 examples, batches of 4."""
+    ensure_devices(8)
+    folder = tmp_path_factory.mktemp("training")
+    write(gpt(**GPT), folder / "gpt.onnx")
+    models.mlp(folder / "mlp.onnx", hidden=32, batch=4)
+    batch = perceptron_batch(10)
+    np.savez(folder / "data.npz", x=batch["x"], labels=batch["labels"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def planned(folder) -> Path:
+    """The perceptron's plan on data=2,model=2, as the command line writes it."""
+    target = folder / "mlp.plan.onnx"
+    model = str(folder / "mlp.onnx")
+    assert cli.main(["plan", model, *TRAIN, "--mesh", "data=2,model=2", "-o", str(target)]) == cli.GOOD
+    return target
+
+
+def perceptron_batch(examples: int = 4) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "x": rng.standard_normal((examples, 256), np.float32),
+        "labels": np.eye(16, dtype=np.float32)[rng.integers(0, 16, examples)],
+    }
+
+
+def batches(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """Of GPT."""
+    rng = np.random.default_rng(seed)
+    words = rng.integers(0, WORDS, (count, BATCH, CONTEXT + 1))
+    return [{"input_ids": w[:, :-1], "labels": w[:, 1:]} for w in words]
+
+
+# ------------------------------------------------------------------------------------------------ trajectories
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh"), [("gpt", "data=2,model=3"), ("mlp", "data=2,model=2"), ("mlp", "data=4,model=2")]
+)
+def test_three_steps_equal_those_of_one_device(folder, model, mesh):
+    graph = parallegg.load(folder / f"{model}.onnx")
+    if model == "gpt":
+        # The gradient of a key's bias is zero but for rounding, which Adam divides by epsilon: not by 1e-8 here.
+        optimizer = parallegg.AdamW(weight_decay=0.1, epsilon=1e-5)
+        fed, loss = batches(3), parallegg.LossSpec("cross-entropy", "logits")
+        step = parallegg.training_step(graph, loss=loss, optimizer=optimizer, clip_norm=1.0, frozen=["*wpe*"])
+    else:
+        batch = {name: x.astype(np.float64) for name, x in perceptron_batch().items()}
+        fed, optimizer = [batch] * 3, parallegg.SGD(momentum=0.9)
+        step = parallegg.training_step(graph, loss=parallegg.LossSpec("mse", "y"), optimizer=optimizer)
+    plan = as_float64(parallegg.plan(step, mesh).plan)
+    source = tensor_source(step.graph)
+    compiled = CompiledStep(plan, lambda name: widest_array(source(name)), compiler_options=QUICK)
+    alone = flat_program(
+        tuple(map(widest_node, step.graph.nodes)), step.graph.outputs, compiler_options=QUICK
+    )
+    leaves = {name: widest_array(source(name)) for name in (*step.graph.parameters, *step.graph.constants)}
+    for name, kind in step.initial.items():
+        if kind == "zeros":
+            leaves[name] = np.zeros(step.graph.types[name].shape)
+    state = compiled.init()
+    for number, batch in enumerate(fed):
+        state, metrics = compiled.step(state, batch, learning_rate=0.01)
+        feeds = {"learning_rate": np.float64(0.01), "step": np.int64(number)}
+        expected = alone(leaves | feeds | batch)
+        leaves |= {old: expected[new] for old, new in step.state}
+        assert metrics["loss"] == pytest.approx(float(expected[step.loss]), rel=1e-10)
+        for name, _ in step.state:
+            require_equal_replicas(name, state[name])
+        for name, value in compiled.state_dict(state).items():
+            if name != compiled.count:
+                scale = max(np.abs(leaves[name]).max(), 1e-30)
+                assert np.abs(value - leaves[name]).max() <= 1e-10 * scale, (number, name)
+    assert state[compiled.count] == 3
+    assert all(
+        value.sharding.mesh.size == plan.mesh.size for name, value in state.items() if name != compiled.count
+    )
+    moved = [name for name in step.initial if step.initial[name] == "parameter"]
+    assert all(np.abs(leaves[name] - source(name)).max() > 0 for name in moved)
+
+
+@functools.cache
+def compiled_perceptron(path: Path, plan: Path) -> CompiledStep:
+    return parallegg.compile(parallegg.load_plan(plan), path)
+
+
+def test_a_state_continues_where_it_was(folder, planned):
+    compiled, batch = compiled_perceptron(folder / "mlp.onnx", planned), perceptron_batch()
+    state = compiled.init()
+    for _ in range(3):
+        state, _ = compiled.step(state, batch, learning_rate=0.01)
+    again = compiled.init(compiled.state_dict(state))
+    assert again[compiled.count] == 3
+    assert compiled.step(again, batch, 0.01)[1] == compiled.step(state, batch, 0.01)[1]
+
+
+def test_a_used_state_says_so(folder, planned):
+    compiled, batch = compiled_perceptron(folder / "mlp.onnx", planned), perceptron_batch()
+    state = compiled.init()
+    compiled.step(state, batch, 0.1)
+    with pytest.raises(UserError, match="a step has used it up; go on with the state that it returned"):
+        compiled.step(state, batch, 0.1)
+
+
+def test_equal_steps_give_equal_plans_and_plans_name_their_model(folder, planned):
+    graph = parallegg.load(folder / "mlp.onnx")
+    loss = parallegg.LossSpec("mse", "y")
+    step = parallegg.training_step(graph, loss=loss, optimizer=parallegg.AdamW())
+    assert to_bytes(parallegg.plan(step, "data=2,model=2").plan) == planned.read_bytes()
+    plan = parallegg.load_plan(planned)
+    assert plan.metadata["training"]["recipe"]["optimizer"]["name"] == "AdamW"
+    models.mlp(folder / "other.onnx", hidden=64, batch=4)
+    with pytest.raises(UserError, match="the plan was made for another model"):
+        parallegg.compile(plan, folder / "other.onnx")
+    forward = parallegg.plan(graph, "data=2").plan
+    with pytest.raises(UserError, match="the plan is of no training step"):
+        parallegg.compile(forward, graph)
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+def test_a_wrong_batch_is_one_line(folder, planned):
+    compiled = compiled_perceptron(folder / "mlp.onnx", planned)
+    state, good = compiled.init(), perceptron_batch()
+    for change, text in (
+        ({"labels": good["labels"][:3]}, r"input 'labels': expected float32\[4,16\], found float32\[3,16\]"),
+        (
+            {"labels": good["labels"].astype(np.int32)},
+            r"'labels': expected float32\[4,16\], found int32\[4,16\]",
+        ),
+        ({"z": good["labels"]}, "batch: the plan has no input 'z'; it has x, labels"),
+    ):
+        with pytest.raises(UserError, match=text):
+            compiled.step(state, good | change, 0.1)
+    with pytest.raises(UserError, match="batch: input 'labels' is missing"):
+        compiled.step(state, {"x": good["x"]}, 0.1)
+    with pytest.raises(UserError, match="learning_rate: missing"):
+        compiled.step(state, good)
+    compiled.step(state, good, 0.1)  # nothing was lost
+
+
+def test_a_loss_that_is_not_finite_leaves_the_state(folder, planned):
+    compiled = compiled_perceptron(folder / "mlp.onnx", planned)
+    first = second = perceptron_batch()
+    state, _ = compiled.step(compiled.init(), first, 0.01)
+    before = compiled.state_dict(state)
+    name = "b"
+    broken = before | {name: np.full_like(before[name], np.nan)}
+    with pytest.raises(NonFinite, match=f"step 2: the loss is nan; the first .* is '{name}'") as caught:
+        compiled.step(compiled.init(broken), second, 0.01)
+    kept = compiled.state_dict(caught.value.state)
+    assert all(np.array_equal(kept[key], broken[key], equal_nan=True) for key in broken)
+    huge = before | {name: np.full_like(before[name], 3e38)}
+    with pytest.raises(NonFinite, match=r"step 2: the loss is nan; the first .* is 'z@") as caught:
+        compiled.step(compiled.init(huge), second, 0.01)
+    kept = compiled.state_dict(caught.value.state)
+    assert all(np.array_equal(kept[key], huge[key]) for key in huge)
+
+
+# ------------------------------------------------------------------------------------------------ the command line
+
+
+def train(folder: Path, planned: Path, *more: str) -> int:
+    model, data = str(folder / "mlp.onnx"), str(folder / "data.npz")
+    return cli.main(["train", str(planned), "--model", model, "--data", data, *more])
+
+
+def test_train_writes_state_and_metrics(folder, planned, tmp_path, capsys):
+    state, metrics = tmp_path / "state.npz", tmp_path / "metrics.jsonl"
+    paths = ["-o", str(state), "--metrics", str(metrics)]
+    assert train(folder, planned, "--steps", "4", "--repeat", *paths, "--json") == cli.GOOD
+    report = json.loads(capsys.readouterr().out)
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert report["loss"] == lines[-1]["loss"]
+    assert {"loss", "seconds", "examples_per_s"} <= set(lines[0])
+    with np.load(state) as arrays:
+        assert arrays["step"] == 4
+        assert arrays["a"].shape == arrays["adam.mean.a"].shape == (256, 32)
+    assert train(folder, planned, "--steps", "1", "--resume", str(state), *paths) == cli.GOOD
+    assert json.loads(metrics.read_text())["step"] == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "state.npz"]
+
+
+def test_the_loss_falls(folder, tmp_path):
+    """A plan of GPT for 20 steps, all on the command line."""
+    model, plan, metrics = str(folder / "gpt.onnx"), str(tmp_path / "plan.onnx"), tmp_path / "metrics.jsonl"
+    wanted = ["--train", "--loss", "cross-entropy:logits", "--clip-norm", "1"]
+    assert cli.main(["plan", model, *wanted, "--mesh", "data=4", "-o", plan]) == cli.GOOD
+    ids = np.add.outer(np.arange(8), np.arange(CONTEXT + 1)) % WORDS
+    np.savez(tmp_path / "data.npz", input_ids=ids[:, :-1], labels=ids[:, 1:])
+    more = ["--data", str(tmp_path / "data.npz"), "--steps", "20", "--repeat", "--learning-rate", "0.01"]
+    paths = ["--metrics", str(metrics), "-o", str(tmp_path / "state.npz")]
+    assert cli.main(["train", plan, "--model", model, *more, *paths]) == cli.GOOD
+    losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
+    assert len(losses) == 20
+    assert losses[-1] < 0.5 * losses[0]
+    assert "tokens_per_s" in metrics.read_text()
+
+
+def test_verify_and_show_know_training_plans(folder, planned, capsys):
+    assert cli.main(["verify", str(folder / "mlp.onnx"), str(planned)]) == cli.GOOD
+    assert capsys.readouterr().out.startswith("tested")
+    assert cli.main(["show", str(planned)]) == cli.GOOD
+
+
+def test_mistakes_in_training_are_one_line(folder, planned, tmp_path, capsys):
+    def error(*arguments: str) -> str:
+        assert train(folder, planned, *arguments, "-o", str(tmp_path / "s.npz")) == cli.BAD_INPUT
+        err = capsys.readouterr().err
+        return next(line for line in err.splitlines() if line.startswith("error: "))
+
+    assert "data ends early: 10 examples are enough for 2 steps of 4, step 3 has none" in error(
+        "--steps", "3"
+    )
+    np.savez(tmp_path / "short.npz", x=np.zeros((8, 256), np.float32))
+    assert "input 'labels' is missing" in error("--steps", "1", "--data", str(tmp_path / "short.npz"))
+    np.savez(tmp_path / "odd.npz", x=np.zeros((8, 5), np.float32), labels=np.zeros((8, 16), np.float32))
+    text = error("--steps", "1", "--data", str(tmp_path / "odd.npz"))
+    assert "input 'x': expected float32[n,256] in batches of 4, found float32[8,5]" in text
+    assert not (tmp_path / "s.npz").exists()
+
+
+def test_nan_stops_and_keeps_the_last_good_state(folder, planned, tmp_path, capsys):
+    state = tmp_path / "state.npz"
+    assert train(folder, planned, "--steps", "1", "-o", str(state)) == cli.GOOD
+    with np.load(state) as file:
+        arrays = dict(file)
+    arrays["a"][0, 0] = np.nan
+    np.savez(tmp_path / "bad.npz", **arrays)
+    capsys.readouterr()
+    more = ["--resume", str(tmp_path / "bad.npz"), "-o", str(tmp_path / "kept.npz")]
+    assert train(folder, planned, "--steps", "2", *more) == cli.REFUTED
+    assert "error: step 2: the loss is nan" in capsys.readouterr().err
+    with np.load(tmp_path / "kept.npz") as kept:
+        assert all(np.array_equal(kept[name], arrays[name], equal_nan=True) for name in arrays)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--train"], "--train: give the loss by --loss"),
+        (["--loss", "mse:y"], "--loss: only with --train"),
+        (["--train", "--loss", "y"], "not a floating scalar"),
+        (["--train", "--loss", "huber:y"], "loss 'huber'"),
+        ([*TRAIN, "--optimizer", "lion"], "--optimizer 'lion': expected adamw, adam or sgd"),
+        ([*TRAIN, "--momentum", "0.9"], "--momentum: only with --optimizer sgd"),
+        ([*TRAIN, "--freeze", "nothing*"], "frozen 'nothing*': matches no parameter"),
+    ],
+)
+def test_mistakes_in_planning_are_one_line(folder, tmp_path, capsys, arguments, text):
+    model = str(folder / "mlp.onnx")
+    target = str(tmp_path / "plan.onnx")
+    assert cli.main(["plan", model, "--mesh", "data=2", "-o", target, *arguments]) == cli.BAD_INPUT
+    assert text in capsys.readouterr().err
