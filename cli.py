@@ -573,17 +573,19 @@ def train(
     _devices(loaded)
     compiled = compile_plan(loaded, graph)
     batches = Batches(data, arrays, compiled.batch)
-    with _Progress("placing weights"):
-        training = Run(compiled, compiled.init(before))
-    done = training.state[compiled.count]
+    done = 0 if before is None else int(before.get(compiled.count, 0))
     batches.require(steps, done + 1, repeat)
+    with _Progress("placing weights") as progress:
+        training = Run(compiled, compiled.init(before))
+        progress("compiling")
+        compiled.prepare()
     rate = learning_rate if compiled.learning_rate is not None else None
     start, failure = time.monotonic(), None
     try:
         training.train(batches, steps, rate, metrics, _say)
     except NonFinite as error:
         failure = error
-    finally:
+    finally:  # also where it is interrupted
         if not training.lost:
             write_arrays(target, compiled.state_dict(training.state))
     seconds, last = time.monotonic() - start, training.last
@@ -596,7 +598,7 @@ def train(
         _print_json({"plan": str(plan), "state": str(target), **last, "total_seconds": seconds})
         return GOOD
     _print(
-        f"{_steps(finished - done)} on {loaded.mesh} in {human_seconds(seconds)}, compilation included",
+        f"{_steps(finished - done)} on {loaded.mesh} in {human_seconds(seconds)}, after compiling",
         f"loss {last['loss']:.4g} at step {last['step']}",
         f"state written to {target}",
     )

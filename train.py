@@ -140,8 +140,9 @@ class Batches:
             raise UserError(f"{self.path}: {self.examples} examples are no batch of {self.size}")
         if self.count is not None and steps > self.count and not repeat:
             raise UserError(
-                f"{self.path}: data ends early: {self.examples} examples are enough for {self.count} steps of "
-                f"{self.size}, step {first + self.count} has none; --repeat starts again"
+                f"{self.path}: data ends early: {self.examples} examples are enough for {self.count} "
+                f"{'step' if self.count == 1 else 'steps'} of {self.size}, step {first + self.count} has none; "
+                "--repeat starts again"
             )
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
@@ -256,5 +257,5 @@ def _bar(steps: int, say: Tell) -> Iterator[Callable[[Mapping[str, Any]], None]]
         return
     columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as progress:
-        task = progress.add_task("compiling", total=steps)
+        task = progress.add_task("", total=steps)
         yield lambda line: progress.update(task, advance=1, description=text(line))
