@@ -95,7 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return GOOD
+    except MemoryError:
+        _say("error: there is not enough memory for this")
+        return BAD_INPUT
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:  # such as a name that is too long
+            _say(f"error: {error.filename}: {error.strerror}")
+            return BAD_INPUT
         if hasattr(error, "format_message"):  # a usage error of Typer's, in whichever version of Click it has
             return _usage(error)
         return _internal(error, debug="--debug" in arguments)
@@ -238,6 +244,8 @@ def parse_pins(texts: Sequence[str], mesh: Mesh) -> dict[str, str]:
             raise UserError(
                 f"--pin {text!r}: expected {len(mesh)} placements, one for each axis of mesh {mesh}"
             )
+        if name in pins:
+            raise UserError(f"--pin {text!r}: {name!r} is pinned already")
         pins[name] = layout
     return pins
 
@@ -264,6 +272,8 @@ def check_output(path: Path) -> None:
     if not path.parent.is_dir():
         raise UserError(f"{path}: cannot be written: there is no folder {path.parent}")
     try:
+        if path.exists() and not path.is_file():  # a new file would take the place of a device or a pipe
+            raise UserError(f"{path}: cannot be written: it is no file")
         if path.exists():
             path.open("ab").close()
         tempfile.TemporaryFile(dir=path.parent).close()
@@ -426,7 +436,11 @@ def show(
     as_json: JsonOption = False,
 ) -> int:
     """Say what a plan does: cost, collectives, memory, placements."""
-    facts = describe(load_plan(plan))
+    loaded = load_plan(plan)
+    try:
+        facts = describe(loaded)
+    except (KeyError, IndexError, TypeError, ValueError) as error:  # somebody edited its program
+        raise UserError(f"{plan}: is not a consistent plan: {type(error).__name__}: {error}") from None
     if as_json:
         _print_json({"plan": str(plan), **facts})
         return GOOD

@@ -291,6 +291,8 @@ def save(plan: Plan, path: str | Path) -> None:
     """Write the plan; the file appears whole or not at all."""
     path = Path(path)
     data = to_bytes(plan)
+    if path.exists() and not path.is_file():  # the file would take the place of a device or a pipe
+        raise UserError(f"{path}: cannot be written: it is no file")
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             file.write(data)
@@ -407,6 +409,8 @@ def load(path: str | Path) -> Plan:
     """Read a plan; checks its version, digest, mesh, names and shapes."""
     path = Path(path)
     try:
+        if path.is_char_device() or path.is_block_device():  # which may have no end
+            raise UserError(f"{path}: cannot be read: it is a device")
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
@@ -414,7 +418,7 @@ def load(path: str | Path) -> Plan:
         return from_bytes(data)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: is not a consistent plan: {error}") from None
 
 
@@ -445,7 +449,7 @@ def from_bytes(data: bytes) -> Plan:
     types = {info.name: _type(info) for info in infos}
     types |= {name: TensorType(v.shape, str(v.dtype)) for name, v in initializers.items() if name in read}
     mesh = Mesh.parse(props[f"{PREFIX}mesh"])
-    report = json.loads(props[f"{PREFIX}report"])
+    report = _report(props[f"{PREFIX}report"])
     state = tuple((name, new) for name, new in json.loads(props.get(f"{PREFIX}state", "[]")))
     return Plan(mesh, inputs, outputs, nodes, types, constants, report, state)
 
@@ -457,6 +461,18 @@ def _check_digest(model: onnx.ModelProto, digest: str | None) -> None:
     bare.metadata_props.extend(p for p in model.metadata_props if p.key != f"{PREFIX}digest")
     if digest != _digest(bare):
         raise UserError("is damaged or was edited: its content does not match its digest")
+
+
+def _report(text: str) -> dict[str, Any]:
+    """The report, whose figures are figures."""
+    report = json.loads(text)
+    if not isinstance(report, dict):
+        raise ValueError("its report is no JSON object")
+    for key in ("cost_s", "bound_s", "gap"):
+        value = report.get(key)
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
+            raise ValueError(f"{key} is {value!r} in its report")
+    return report
 
 
 def _port(fields: Mapping[str, Any]) -> Port:

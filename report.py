@@ -16,9 +16,9 @@ from rich.table import Table
 
 from .extract.cost import step_seconds, traffic
 from .extract.emit import collective_table, memory_use
-from .extract.hardware import Hardware, load_hardware
+from .extract.hardware import Hardware, load_hardware, profile_names
 from .planfile import Plan, Port, human_bytes
-from .program import Node, UserError
+from .program import Node
 from .rewrite.terms import Head, encode
 
 ROWS = 12  # of a table, before `--all`
@@ -76,10 +76,8 @@ def _head(node: Node) -> Head:
 
 def _profile(plan: Plan) -> Hardware | None:
     """The shipped profile that the plan was made for, if it is one."""
-    try:
-        return load_hardware(str(plan.metadata["hardware"]))
-    except (KeyError, UserError):
-        return None
+    name = str(plan.metadata.get("hardware"))
+    return load_hardware(name) if name in profile_names() else None
 
 
 def _port(plan: Plan, port: Port) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from ..program import UserError
 
 FOLDER = Path(__file__).parent / "profiles"
+MOST = 1e30  # of any figure; beyond, sums of seconds would not be finite
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,21 @@ def load_hardware(name: str | Path) -> Hardware:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         compute, memory = data["compute"], data["memory"]
+        _ = compute["flops_per_second"]["float32"]  # what other element types fall back on
         return Hardware(
             name=str(data.get("name", path.stem)),
             source=str(data["source"]),
             flops_per_second={k: _positive(v) for k, v in compute["flops_per_second"].items()},
             efficiency=_positive(compute["efficiency"]),
-            half_work=float(compute["half_work"]),
-            launch_seconds=float(compute["launch_seconds"]),
+            half_work=_at_least_zero(compute["half_work"]),
+            launch_seconds=_at_least_zero(compute["launch_seconds"]),
             memory_bytes=int(_positive(memory["bytes"])),
             memory_bytes_per_second=_positive(memory["bytes_per_second"]),
             link=_link(data["link"]),
             links={axis: _link(entry) for axis, entry in data.get("links", {}).items()},
         )
+    except OSError as error:
+        raise UserError(f"hardware profile {path}: cannot be read: {error.strerror}") from None
     except KeyError as error:
         raise UserError(f"hardware profile {path}: {error.args[0]!r} is missing") from None
     except (tomllib.TOMLDecodeError, TypeError, ValueError, AttributeError) as error:
@@ -88,10 +92,14 @@ def load_hardware(name: str | Path) -> Hardware:
 
 
 def _link(data: Mapping[str, float]) -> Link:
-    return Link(float(data["latency_seconds"]), _positive(data["bytes_per_second"]))
+    return Link(_at_least_zero(data["latency_seconds"]), _positive(data["bytes_per_second"]))
 
 
 def _positive(value: float) -> float:
-    if not float(value) > 0:
-        raise ValueError(f"{value!r} is not a positive number")
+    if not 1 / MOST < float(value) < MOST:
+        raise ValueError(f"{value!r} is not a positive number, or an absurd one")
     return float(value)
+
+
+def _at_least_zero(value: float) -> float:
+    return 0.0 if float(value) == 0 else _positive(value)

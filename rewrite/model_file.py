@@ -23,6 +23,8 @@ from ..program import ITEM_BYTES, TensorType, UserError
 def read_model(path: Path) -> onnx.ModelProto:
     """Parse the file, weights in other files left out; model-local functions are inlined."""
     try:
+        if path.is_char_device() or path.is_block_device():  # which may have no end
+            raise UserError(f"{path}: cannot be read: it is a device")
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error

@@ -146,9 +146,14 @@ def run_nodes(
     for node in nodes:
         try:
             results = apply(node, [values[name] for name in node.inputs], mesh)
-        except Exception as error:
-            error.add_note(f"in node {node.name!r} ({node.op})")
-            raise
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            if types is None:
+                error.add_note(f"in node {node.name!r} ({node.op})")
+                raise
+            # A plan's node comes from a file, which somebody may have edited.
+            said = (str(error).splitlines() or [""])[0]
+            text = f"node {node.name!r} ({node.op}) does not run: {type(error).__name__}: {said}"
+            raise UserError(text) from error
         for name, result in zip(node.outputs, results, strict=True):
             found, expected = type_of(result), (types or {}).get(name)
             if expected is not None and found != expected:

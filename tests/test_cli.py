@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from parallegg import cli, planfile
 from parallegg.cli import main, parse_bytes, parse_shapes
+from parallegg.extract import hardware
 from parallegg.program import UserError
 from parallegg.runtime.devices import ensure_devices
 from parallegg.verification.numbers import Comparison
@@ -138,6 +139,40 @@ def test_run_and_verify(planned, folder, capsys):
     assert (
         found["verdict"] == "tested" and found["first_divergence"] is None and found["tensors_checked"] >= 1
     )
+
+
+EDITED = {  # what somebody may do to a plan's program or report who signs it again
+    "an operator that nobody has": lambda plan: _with_node(plan, op="Frobnicate"),
+    "a collective without attributes": lambda plan: _with_node(plan, op="AllReduce", domain="parallegg"),
+    "a dimension that is not there": lambda plan: _with_node(
+        plan, op="AllGather", domain="parallegg", attributes={"axis": "data", "dim": 9}
+    ),
+    "a report without sense": lambda plan: replace(plan, metadata={**plan.metadata, "cost_s": "much"}),
+    "a cost below zero": lambda plan: replace(plan, metadata={**plan.metadata, "cost_s": -1.0}),
+}
+
+
+def _with_node(plan, **changes):
+    return replace(plan, nodes=(*plan.nodes[:1], replace(plan.nodes[1], **changes), *plan.nodes[2:]))
+
+
+@pytest.mark.parametrize("edit", EDITED)
+def test_an_edited_plan_is_named_in_one_line(edit, planned, folder, capsys):
+    model = str(planned / "mlp.onnx")
+    planfile.save(EDITED[edit](planfile.load(planned / "mlp.plan.onnx")), "edited.plan.onnx")
+    for command in (["show", "edited.plan.onnx"], ["run", "edited.plan.onnx", "--model", model, "--random"]):
+        code = main(command)
+        if command[0] == "run" or code:
+            assert code == cli.BAD_INPUT
+            _one_line(capsys, [])
+        capsys.readouterr()
+    assert main(["verify", model, "edited.plan.onnx"]) in (cli.BAD_INPUT, cli.REFUTED)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"cost_s": 1e999}', '{"gap": -1}', '{"bound_s": "none"}'])
+def test_a_report_is_an_object_with_figures(text):
+    with pytest.raises(ValueError, match="report"):
+        planfile._report(text)
 
 
 def test_verify_refutes_a_plan_that_computes_something_else(planned, folder, capsys):
@@ -297,11 +332,29 @@ PLANNING = {
     "unbalanced rule": (good, (*MESH, "--rules", "open.egg"), ["open.egg:1:"]),
     "rule file that prints": (good, (*MESH, "--rules", "print.egg"), ["print.egg:2:1", "print-size"]),
     "output without folder": (good, (*MESH, "-o", "no/plan.onnx"), ["no/plan.onnx", "cannot be written"]),
+    "output is no file": (good, (*MESH, "-o", "pipe"), ["pipe", "cannot be written", "no file"]),
+    "output's name is too long": (good, (*MESH, "-o", "x" * 300), ["File name too long"]),
+    "model is a device": (lambda folder: "/dev/zero", MESH, ["/dev/zero", "a device"]),
+    "pinned twice": (good, (*MESH, "--pin", "y=S0", "--pin", "y=R"), ["--pin 'y=R'", "already"]),
+    "profile without float32": (
+        good,
+        (*MESH, "--hardware", "bare.toml"),
+        ["bare.toml", "'float32' is missing"],
+    ),
+    "profile with a negative time": (good, (*MESH, "--hardware", "past.toml"), ["past.toml", "-1"]),
+    "profile with no bounds": (good, (*MESH, "--hardware", "inf.toml"), ["inf.toml", "inf"]),
     "output is a folder": (good, (*MESH, "-o", "."), ["cannot be written", "folder"]),
     "unwritable output": (good, (*MESH, "-o", "/proc/plan.onnx"), ["/proc/plan.onnx", "cannot be written"]),
     "output is the model": (good, (*MESH, "-o", "bad.onnx"), ["bad.onnx", "the model itself"]),
     "unknown sample": (lambda folder: "onnx:gpt7", MESH, ["'onnx:gpt7'", "light_resnet50"]),
 }
+
+
+PROFILES = [  # file, what is replaced in the shipped profile, by what
+    ("bare.toml", r"\bfloat32\b", "float33"),
+    ("past.toml", r"^launch_seconds *= *\S+", "launch_seconds = -1"),
+    ("inf.toml", r"^bytes *= *\S+", "bytes = inf"),
+]
 
 
 @pytest.mark.parametrize("case", PLANNING)
@@ -311,6 +364,11 @@ def test_planning_refuses(case, folder, capsys):
     (folder / "bad.egg").write_text(BAD_RULES)
     (folder / "open.egg").write_text('(rewrite (At ax (Shard 0) (Unary f x)) :name "open"\n')
     (folder / "print.egg").write_text("; Two lines.\n(print-size)\n")
+    for name, old, new in PROFILES:
+        text = (Path(hardware.__file__).parent / "profiles" / "cpu.toml").read_text(encoding="utf-8")
+        assert re.search(old, text, re.M)
+        (folder / name).write_text(re.sub(old, new, text, flags=re.M), encoding="utf-8")
+    os.mkfifo(folder / "pipe")
     before = sorted(folder.iterdir()), _contents(folder)
     assert main(["plan", model, *options]) == cli.BAD_INPUT
     _one_line(capsys, expected)
@@ -318,7 +376,7 @@ def test_planning_refuses(case, folder, capsys):
 
 
 def _contents(folder: Path) -> list[bytes]:
-    return [path.read_bytes() for path in sorted(folder.iterdir())]
+    return [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
 
 
 def _one_line(capsys, expected: list[str]) -> None:
