@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 from .program import UserError
 
+MOST_DEVICES = 2**31 - 1
+
 
 @dataclass(frozen=True, order=True)
 class Shard:
@@ -92,6 +94,8 @@ class Mesh:
                 )
             if axis.size < 1:
                 raise UserError(f"mesh axis {axis.name!r}: size {axis.size} is not positive")
+        if self.size > MOST_DEVICES:
+            raise UserError(f"mesh {self}: {self.size} devices are more than {MOST_DEVICES}")
         if len(set(names)) != len(names):
             raise UserError(f"mesh {self}: an axis name appears twice")
 

@@ -19,6 +19,7 @@ ITEM_BYTES = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
+MOST_BYTES = 2**63 - 1  # sizes are 64-bit integers in the e-graph
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
@@ -36,6 +37,8 @@ class TensorType:
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
             raise ValueError(f"element type {self.dtype!r} is not supported")
+        if self.bytes > MOST_BYTES:
+            raise ValueError(f"{self} is too large: it has {self.bytes} bytes")
 
     @property
     def rank(self) -> int:

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from ..program import FLOATING, TensorType, UserError
+from ..program import TensorType, UserError
 from .builder import Builder
 from .functions import function_body
 from .graph import Graph, fill_value
@@ -111,15 +111,18 @@ class _Reader:
         """A float ConstantOfShape over a stored shape stands for a weight, in models stripped of theirs."""
         if node.op_type != "ConstantOfShape" or not node.input or node.input[0] not in self.stored:
             return False
+        shape = self.builder.known(scope.names[node.input[0]])
+        if shape is None or shape.min(initial=0) < 0:
+            return False
         try:
             fill = fill_value(node)
+            kind = TensorType(tuple(map(int, shape.reshape(-1))), fill.dtype.name)
         except (ValueError, TypeError):
             return False  # said when the node is read
-        shape = self.builder.known(scope.names[node.input[0]])
-        if fill.dtype.name not in FLOATING or shape is None or np.prod(shape, initial=1) <= 1:
+        if not kind.floating or kind.size <= 1:
             return False
         name = node.output[0]
-        self.builder.weight(name, TensorType(tuple(map(int, shape.reshape(-1))), fill.dtype.name))
+        self.builder.weight(name, kind)
         scope.names[name] = name
         self.depth[name] = 0
         return True
@@ -250,7 +253,14 @@ class _InputTypes:
             if value.name in self.shapes:
                 self._bind(value)
         dtypes = {value.name: self._dtype(value) for value in self.inputs}
-        return {value.name: TensorType(self._shape(value), dtypes[value.name]) for value in self.inputs}
+        return {value.name: self._type(value, dtypes[value.name]) for value in self.inputs}
+
+    def _type(self, value: onnx.ValueInfoProto, dtype: str) -> TensorType:
+        shape = self._shape(value)
+        try:
+            return TensorType(shape, dtype)
+        except ValueError as error:
+            raise UserError(f"{self.path}: input {value.name!r}: {error}") from error
 
     def _dtype(self, value: onnx.ValueInfoProto) -> str:
         if not value.type.HasField("tensor_type"):

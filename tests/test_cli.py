@@ -313,6 +313,7 @@ PLANNING = {
     "empty mesh": (good, ("--mesh", ""), ["mesh ''", "expected"]),
     "zero axis": (good, ("--mesh", "data=0"), ["'data'", "not positive"]),
     "negative axis": (good, ("--mesh", "data=-2"), ["'data'", "not positive"]),
+    "more devices than there are": (good, ("--mesh", f"data={10**20}"), ["are more than"]),
     "axis twice": (good, ("--mesh", "data=2,data=2"), ["data=2,data=2", "twice"]),
     "no mesh": (good, (), ["--mesh"]),
     "unknown option": (good, (*MESH, "--fast"), ["--fast"]),

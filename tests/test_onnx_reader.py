@@ -253,6 +253,31 @@ def test_local_functions_are_inlined(tmp_path):
     assert [node.op for node in load(tmp_path / "m.onnx").nodes] == ["Mul", "Relu"]
 
 
+HUGE = 2**62
+# The operator, its stored operand: sizes that no e-graph and no device can hold.
+TOO_LARGE = {
+    "tile": ("Tile", ints(4)),
+    "pad": ("Pad", ints(HUGE, HUGE)),
+    "expand": ("Expand", ints(2**40, 2**40, 4)),
+    "filled": ("ConstantOfShape", ints(2**40, 2**40)),
+    "filled below zero": ("ConstantOfShape", ints(-2, -3)),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_sizes_beyond_reason_are_refused_by_name(name, tmp_path):
+    op, operand = TOO_LARGE[name]
+    fed = [] if op == "ConstantOfShape" else ["x"]
+    nodes = [helper.make_node(op, [*fed, "s"], ["y"], "grow"), helper.make_node("Relu", ["y"], ["z"])]
+    size = HUGE // 4 if op == "Tile" else 4
+    path = save(tmp_path / "m.onnx", nodes, [info("x", (size,))], [info("z", None)], {"s": operand})
+    with pytest.raises(UserError, match=r"m\.onnx, node 'grow'"):
+        load(path)
+    path = save(tmp_path / "m.onnx", nodes[1:], [info("y", (HUGE, 8))], [info("z", None)], {})
+    with pytest.raises(UserError, match=r"input 'y': .* is too large"):
+        load(path)
+
+
 # ------------------------------------------------------------------------------------ the backend suite
 
 # Cases of operators without a row, of data-dependent operands, of types we lack are refused; the rest must agree.
