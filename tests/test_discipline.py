@@ -165,7 +165,11 @@ def test_a_rule_that_contradicts_the_others_is_named(name: str, tmp_path: Path):
     rules = tmp_path / "wrong.egg"
     left, right = WRONG[name]
     rules.write_text(f'; wrong\n(rewrite (At ax {left}) {right} :ruleset parallel :name "{name}")')
-    kinds = [c.kind for c in CASES]
+    kinds = [
+        c.kind
+        for c in CASES
+        if c.name in ("Relu", "Mul", "MatMul", "ReduceSum", "Expand", "Gather", "Softmax")
+    ]
     types = {t for kind in kinds for t in (*kind.operands, kind.result)}
     with pytest.raises(RuleConflict) as error:
         saturate(kinds, types, DATA, load_rules([rules]))
