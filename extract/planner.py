@@ -83,7 +83,7 @@ def make_plan(
         graph, mesh, hardware, book=book, pins=pins, roles=roles, options=options, progress=progress
     )
     searching = time.monotonic()
-    limit = memory_bytes or hardware.memory_bytes
+    limit = hardware.memory_bytes if memory_bytes is None else memory_bytes
     solution, plan, rules, memory = _within(model, limit, options, progress)
     report = _report(
         model, solution, memory, hardware, limit, searching - start, time.monotonic() - searching

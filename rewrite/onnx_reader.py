@@ -14,6 +14,7 @@ Missing: Loop, Scan, custom domains, sparse initializers; see normalise for oper
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,15 @@ STANDARD_DOMAINS = ("", "ai.onnx")
 def load(path: str | Path, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
     """The model's graph; `shapes` fixes inputs' shapes, symbolic ones among them."""
     path = Path(path)
-    return _Reader(path, read_model(path), shapes or {}).read()
+    return _Reader(path, read_model(path), _plain_shapes(path, shapes or {})).read()
+
+
+def _plain_shapes(path: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """The shapes with sizes of Python's own kind, which NumPy's are not."""
+    try:
+        return {name: tuple(map(operator.index, shape)) for name, shape in shapes.items()}
+    except TypeError:
+        raise UserError(f"{path}: shapes {dict(shapes)}: a shape is a sequence of whole numbers") from None
 
 
 @dataclass
@@ -51,7 +60,7 @@ class _Scope:
 class _Reader:
     """One model on its way into a Builder."""
 
-    def __init__(self, path: Path, model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, path: Path, model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.path, self.model, self.shapes = path, model, shapes
         self.opset = next((o.version for o in model.opset_import if o.domain in STANDARD_DOMAINS), 1)
         names = {name for node in model.graph.node for name in node.output}
@@ -237,7 +246,7 @@ class _InputTypes:
     """Static types of the inputs from the declared ones and the shapes given."""
 
     def __init__(
-        self, path: Path, inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, Sequence[int]]
+        self, path: Path, inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
         self.path, self.inputs, self.shapes = path, inputs, shapes
         self.symbols: dict[str, tuple[int, str]] = {}  # symbol -> its size and the input that fixed it
@@ -275,7 +284,7 @@ class _InputTypes:
 
     def _bind(self, value: onnx.ValueInfoProto) -> None:
         """Check a given shape and remember what its symbols are."""
-        shape, where = tuple(self.shapes[value.name]), f"{self.path}: --shape {value.name}="
+        shape, where = self.shapes[value.name], f"{self.path}: --shape {value.name}="
         where += "x".join(map(str, shape))
         if any(size < 1 for size in shape):
             raise UserError(f"{where}: every size must be positive")
@@ -296,7 +305,7 @@ class _InputTypes:
 
     def _shape(self, value: onnx.ValueInfoProto) -> tuple[int, ...]:
         if value.name in self.shapes:
-            return tuple(self.shapes[value.name])
+            return self.shapes[value.name]
         if not value.type.tensor_type.HasField("shape"):
             raise UserError(
                 f"{self.path}: input {value.name!r} has no shape: give one by --shape {value.name}=8x128"

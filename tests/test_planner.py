@@ -12,6 +12,7 @@ import onnx
 import parallegg
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from parallegg.extract import hardware
 from parallegg.extract.emit import memory_use
 from parallegg.extract.hardware import load_hardware, profile_names
 from parallegg.extract.planner import prepare
@@ -178,6 +179,26 @@ def test_names_of_the_model_are_not_taken_for_what_is_put_in_between(tmp_path: P
     graph = block(tmp_path / "m.onnx", nodes, (4, 4), {"w": (4, 4), "v": (4, 2)})
     planned = parallegg.plan(graph, "a=2")
     assert parallegg.verify(graph, planned.plan).verdict == "tested"
+
+
+def test_what_is_given_may_be_of_numpy_a_path_or_alone(tmp_path: Path):
+    graph = mlp(tmp_path / "mlp.onnx", tokens=64, width=64)
+    again = parallegg.load(tmp_path / "mlp.onnx", {"x": np.array([64, 64])})
+    assert again.digest == graph.digest
+    rules = tmp_path / "mine.egg"
+    rules.write_text("(relation mine (i64))")
+    profile = Path(hardware.__file__).parent / "profiles" / "a100.toml"
+    planned = parallegg.plan(graph, "a=2", hardware=profile, rules=rules)  # type: ignore[arg-type]
+    assert planned.report["hardware"] == load_hardware("a100").name
+    with pytest.raises(parallegg.DoesNotFit):
+        parallegg.plan(graph, "a=2", memory_bytes=0)
+
+
+@pytest.mark.parametrize("shape", ["64x64", 64, (64.5, 64), None])
+def test_a_shape_that_is_none_is_refused(shape, tmp_path: Path):
+    mlp(tmp_path / "mlp.onnx", tokens=64, width=64)
+    with pytest.raises(parallegg.UserError, match="whole numbers"):
+        parallegg.load(tmp_path / "mlp.onnx", {"x": shape})
 
 
 @pytest.mark.parametrize("pins", [{"nothing": "R,R"}, {"x": "S5,R"}, {"x": "P,R"}, {"x": "R"}])
