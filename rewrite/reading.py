@@ -12,7 +12,6 @@ from functools import cache
 
 from ..mesh import Layout, Mesh, Partial, Placement, Replicate, Shard, format_layout
 from ..program import TensorType
-from ..rules.adjoints import MOST_DIMENSIONS
 from .collectives import MOVES, infer_local
 from .egraph import ENode, Frozen
 from .space import Kind, Move, RuleConflict, Step, Strategy
@@ -31,6 +30,8 @@ class Reader:
         self, frozen: Frozen, kinds: Sequence[Kind], types: Sequence[TensorType], mesh: Mesh
     ) -> None:
         self.frozen, self.kinds, self.types, self.mesh = frozen, kinds, types, mesh
+        shards = {p for _, p, _ in frozen.placed if isinstance(p, Shard)}
+        self._placements: tuple[Placement, ...] = (Replicate(), *sorted(shards), Partial())
         self._layouts = {
             t: tuple(layout for layout, _ in self._placed(frozen.kind[i])) for i, t in enumerate(types)
         }
@@ -76,7 +77,7 @@ class Reader:
             placed = [
                 ((*layout, placement), outer)
                 for layout, inner in placed
-                for placement in _PLACEMENTS
+                for placement in self._placements
                 if (outer := self.frozen.placed.get((axis.name, placement, inner))) is not None
             ]
         return placed
@@ -151,9 +152,6 @@ class Reader:
             any(a == axis and inner == under for a, _, inner in self.frozen.below.get(operand, ()))
             for operand, under in zip(node.operands, below.operands, strict=True)
         )
-
-
-_PLACEMENTS: tuple[Placement, ...] = (Replicate(), *(Shard(d) for d in range(MOST_DIMENSIONS)), Partial())
 
 
 def _merged(a: tuple[Reads, Choice], b: tuple[Reads, Choice]) -> tuple[Reads, Choice] | None:

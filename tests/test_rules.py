@@ -18,7 +18,7 @@ from parallegg.rewrite.space import Space, Step
 from parallegg.rules import load_rules
 
 from .simulate import compute, join, run, split
-from .zoo import CASES, Case, f
+from .zoo import CASES, Case, case, f
 
 MESHES = ["a=3", "a=2,b=3", "a=3,b=2"]
 
@@ -92,6 +92,15 @@ def test_a_split_is_offered_where_the_axis_divides(shape, mesh, offered):
     type_ = TensorType(shape, "float32")
     found = saturate([], [type_], Mesh.parse(mesh), load_rules())
     assert len(found.layouts[type_]) == offered
+
+
+def test_every_dimension_of_a_tensor_of_many_is_split():
+    """Its last dimension becomes the first of the Transpose: the operator offers what the tensor does."""
+    many = case("Transpose", f(2, *(1,) * 9, 3, 2), perm=tuple(reversed(range(12)))).kind
+    found = saturate([many], many.operands, Mesh.parse("a=2"), load_rules())
+    assert {str(layout[0]) for layout in found.layouts[many.operands[0]]} == {"R", "S0", "S11", "P"}
+    reads = {s.reads[0] for s in found.strategies[many] if len(s.steps) == 1}
+    assert len(reads) == 4
 
 
 @pytest.mark.parametrize("dtype", ["int64", "bool"])
