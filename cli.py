@@ -50,7 +50,7 @@ from . import save as save_plan
 from . import verify as verify_plan
 from .mesh import parse_layout
 from .models import resolve, samples
-from .planfile import human_bytes
+from .planfile import human_bytes, whole_file
 from .report import ROWS, describe, human_seconds, plain_table, plan_tables, summary_table
 from .train import Batches, Run, Wanted, training_step_of
 
@@ -543,15 +543,8 @@ def draw_inputs(graph: Graph, plan: Plan, seed: int) -> dict[str, np.ndarray]:
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """An .npz file, whole or not at all; bfloat16, which NumPy files do not have, as float32."""
     plain = {name: a.astype(np.float32) if str(a.dtype) == "bfloat16" else a for name, a in arrays.items()}
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-        try:
-            np.savez(file, **plain)  # pyright: ignore[reportArgumentType]
-            file.close()
-            Path(file.name).chmod(0o644)
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    with whole_file(path) as file:
+        np.savez(file, **plain)  # pyright: ignore[reportArgumentType]
 
 
 @app.command()

@@ -10,16 +10,16 @@ Weights are never in the file; folded constants are, up to the size that the pla
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import math
-import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import onnx
@@ -287,6 +287,20 @@ def _plain(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------------ saving
 
 
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that takes its name when it is whole; on any error nothing of it stays."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            yield file
+            file.close()
+            Path(file.name).chmod(0o644)
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
 def save(plan: Plan, path: str | Path) -> None:
     """Write the plan; the file appears whole or not at all."""
     path = Path(path)
@@ -294,14 +308,8 @@ def save(plan: Plan, path: str | Path) -> None:
     if path.exists() and not path.is_file():  # the file would take the place of a device or a pipe
         raise UserError(f"{path}: cannot be written: it is no file")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        with whole_file(path) as file:
             file.write(data)
-        try:
-            Path(file.name).chmod(0o644)
-            os.replace(file.name, path)  # noqa: PTH105
-        except OSError:
-            Path(file.name).unlink(missing_ok=True)
-            raise
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -212,6 +212,21 @@ def _bytes(count: int) -> str:
     return f"{human_bytes(count)} ({count} bytes)"
 
 
+def _outcome(model: Model, solution: Solution, memory: Memory, hardware: Hardware) -> dict[str, object]:
+    """What both the report and the plan file say."""
+    space = model.space
+    return {
+        "model": model.graph.name,
+        "hardware": hardware.name,
+        "cost_s": solution.cost,
+        "bound_s": solution.bound,
+        "gap": solution.gap,
+        "saturated": space.saturated,
+        "stopped_by": solution.stopped_by if space.saturated else space.stopped_by,
+        "memory_bytes": memory.peak,
+    }
+
+
 def _report(
     model: Model,
     solution: Solution,
@@ -223,17 +238,10 @@ def _report(
 ) -> dict[str, object]:
     space = model.space
     return {
-        "model": model.graph.name,
+        **_outcome(model, solution, memory, hardware),
         "mesh": str(model.mesh),
-        "hardware": hardware.name,
-        "cost_s": solution.cost,
-        "bound_s": solution.bound,
-        "gap": solution.gap,
-        "saturated": space.saturated,
-        "stopped_by": solution.stopped_by if space.saturated else space.stopped_by,
         "saturation_s": saturation_s,
         "search_s": search_s,
-        "memory_bytes": memory.peak,
         "parameter_bytes": memory.parameters,
         "memory_limit_bytes": limit,
         "operators": len(model.parts),
@@ -253,17 +261,10 @@ def _metadata(
 ) -> dict[str, object]:
     """What the plan file keeps: nothing that depends on the clock."""
     return {
-        "model": model.graph.name,
+        **_outcome(model, solution, memory, hardware),
         "model_digest": model.graph.digest,
         "rules_digest": book.digest,
         "rules": sorted(rules),
-        "hardware": hardware.name,
-        "cost_s": solution.cost,
-        "bound_s": solution.bound,
-        "gap": solution.gap,
-        "saturated": model.space.saturated,
-        "stopped_by": solution.stopped_by if model.space.saturated else model.space.stopped_by,
-        "memory_bytes": memory.peak,
     }
 
 

@@ -127,7 +127,8 @@ def _kept(nodes: Sequence[ENode], order: Mapping[int, int], place: int) -> list[
 def _order(frozen: Frozen, original: Sequence[int]) -> dict[int, int]:
     """A place for every class: the graph's own in its order, a class that rules made as soon as it can be computed."""
     order: dict[int, int] = {}
-    made = [eclass for eclass in frozen.nodes if eclass not in set(original)]
+    given = set(original)
+    made = [eclass for eclass in frozen.nodes if eclass not in given]
 
     def place_ready() -> None:
         progress = True
