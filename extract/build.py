@@ -7,14 +7,16 @@
     state      a leaf and the output that is its next value are one operator: the output is read in the leaf's layout
     phase      a computed tensor's is its node's, a sink's and state's the last; where algebra made the node, the first
                phase that reads it
-    memory     leaves' bytes, and those of every tensor that a later phase reads: it is kept until then            _kept
+    keeper     a computed tensor that later phases read is kept for them in one layout, any: an operator without cost
+               that reads it, as a consumer of its own phase, and leaves what they read                         _keeper
+    memory     leaves' bytes and those of what is kept
 The bytes that wait for the backward pass and those that wait for the optimizer are added up.
 Where algebra offers several ways to compute things, a tensor may also stay uncomputed, if nobody reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -109,24 +111,23 @@ class Part:
 
 @dataclass(frozen=True)
 class Model:
-    """The problem, with what is needed to turn a choice back into a program."""
+    """The problem, with what is needed to turn a choice back into a program.
+
+    `maker` and `keeper` are operators of the problem by tensor, for those that are computed and for those kept.
+    """
 
     graph: Graph
     mesh: Mesh
     space: Space
     problem: Problem
     parts: tuple[Part, ...]
+    maker: Mapping[str, int]
+    keeper: Mapping[str, int]
     types: Mapping[str, TensorType]
-    tensor_names: tuple[str, ...]
     conversions: Mapping[TensorType, Conversions]
     offers: Mapping[Kind, Offer]
     label_axes: tuple[NDArray[np.int32], ...]
     state: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def leaf_count(self) -> int:
-        """The first operators of the problem are the leaves, in the graph's order."""
-        return len(self.tensor_names) - len(self.parts)
 
     @property
     def last_phase(self) -> int:
@@ -142,10 +143,10 @@ class Model:
         """The outputs that the last operators of the problem read: all but the next values of state."""
         return _sinks(self.graph, self.state)
 
-    def taken(self, part: int, choice: NDArray[np.int64]) -> tuple[Application, Strategy] | None:
+    def taken(self, part: Part, choice: NDArray[np.int64]) -> tuple[Application, Strategy] | None:
         """How a choice computes a part's tensor; None if it does not."""
-        number = int(choice[self.leaf_count + part])
-        for application in self.parts[part].ways:
+        number = int(choice[self.maker[part.tensor]])
+        for application in part.ways:
             strategies = self.offers[application.kind].strategies
             if number < len(strategies):
                 return application, strategies[number]
@@ -177,14 +178,17 @@ def build(
     phase = _part_phases(parts, phases or {}, last)
     kept = _kept(parts, phase, graph.outputs, last)
     optional = len(parts) < len(applications)
-    names = (*graph.leaves, *(part.tensor for part in parts))
+    makers = (*graph.leaves, *(part.tensor for part in parts))
+    names = (*makers, *(f"{name} kept" for name in kept))
     index = {name: i for i, name in enumerate(names)}
-    used = {types[name] for name in names}
-    conversions = {type_: Conversions(type_, space, mesh, hardware) for type_ in sorted(used, key=str)}
+    tensor_types = [types[name] for name in (*makers, *kept)]
+    conversions = {
+        type_: Conversions(type_, space, mesh, hardware) for type_ in sorted(set(tensor_types), key=str)
+    }
     offers = {
         kind: _offer(kind, space, mesh, hardware) for kind in dict.fromkeys(a.kind for a in applications)
     }
-    local_bytes = {type_: _local_bytes(type_, space.layouts[type_], mesh) for type_ in used}
+    local_bytes = {type_: _local_bytes(type_, space.layouts[type_], mesh) for type_ in conversions}
     leaves = [
         _leaf(index[name], name, conversions[types[name]], local_bytes[types[name]], pins.get(name))
         for name in graph.leaves
@@ -195,19 +199,33 @@ def build(
         else leaf
         for leaf in leaves
     ]
+
+    def source(name: str, reader: int) -> int:
+        """The tensor that a reader of that phase reads: what was kept, after the phase in which it was made."""
+        return index[f"{name} kept" if name in kept and reader > phase[name] else name]
+
+    maker, keeper = {}, {}
     for part in parts:
-        held = local_bytes[types[part.tensor]] if part.tensor in kept else None
-        operators.append(_computed(part, index, offers, optional, phase[part.tensor], held))
+        maker[part.tensor] = len(operators)
+        operators.append(_computed(part, index[part.tensor], source, offers, optional, phase[part.tensor]))
+        if part.tensor in kept:
+            keeper[part.tensor] = len(operators)
+            held = local_bytes[types[part.tensor]]
+            operators.append(_keeper(part.tensor, index, held, optional, phase[part.tensor]))
     for name in _sinks(graph, state):
-        operators.append(_sink(name, index, types[name], space, mesh, pins.get(name), last))
-    axes = {type_: _label_axes(space.layouts[type_], mesh) for type_ in used}
+        operators.append(_sink(name, source(name, last), types[name], space, mesh, pins.get(name), last))
+    axes = {type_: _label_axes(space.layouts[type_], mesh) for type_ in conversions}
     problem = Problem(
-        tuple(Tensor(name, conversions[types[name]].seconds) for name in names),
+        tuple(
+            Tensor(name, conversions[type_].seconds) for name, type_ in zip(names, tensor_types, strict=True)
+        ),
         tuple(operators),
         memory_limit,
     )
-    label_axes = tuple(axes[types[name]] for name in names)
-    return Model(graph, mesh, space, problem, parts, types, names, conversions, offers, label_axes, state)
+    label_axes = tuple(axes[type_] for type_ in tensor_types)
+    return Model(
+        graph, mesh, space, problem, parts, maker, keeper, types, conversions, offers, label_axes, state
+    )
 
 
 def _offer(kind: Kind, space: Space, mesh: Mesh, hardware: Hardware) -> Offer:
@@ -283,25 +301,25 @@ def _part_phases(parts: Sequence[Part], phases: Mapping[str, int], last: int) ->
     return found
 
 
-def _kept(parts: Sequence[Part], phase: Mapping[str, int], outputs: Sequence[str], last: int) -> set[str]:
-    """The computed tensors that a later phase reads."""
+def _kept(
+    parts: Sequence[Part], phase: Mapping[str, int], outputs: Sequence[str], last: int
+) -> dict[str, None]:
+    """The computed tensors that a later phase reads, in order."""
     reads = [(name, phase[part.tensor]) for part in parts for way in part.ways for name in way.operands]
     reads += [(name, last) for name in outputs]
-    return {name for name, when in reads if when > phase.get(name, last)}
+    later = {name for name, when in reads if when > phase.get(name, last)}
+    return {part.tensor: None for part in parts if part.tensor in later}
 
 
 def _computed(
     part: Part,
-    index: Mapping[str, int],
+    output: int,
+    source: Callable[[str, int], int],
     offers: Mapping[Kind, Offer],
     optional: bool,
     phase: int,
-    held: NDArray[np.float64] | None,
 ) -> Operator:
-    """One operator for all ways to compute a tensor; a strategy of one way reads nothing on the arcs of the others.
-
-    `held` are its bytes by label, if it is kept for a later phase.
-    """
+    """One operator for all ways to compute a tensor; a strategy of one way reads nothing on the arcs of the others."""
     several = [offers[way.kind] for way in part.ways]
     width = sum(offer.reads.shape[1] for offer in several)
     rows, column = [], 0
@@ -315,23 +333,36 @@ def _computed(
         rows.append(np.full((1, width), ABSENT, np.int32))
         out.append(np.array([ABSENT], np.int32))
         cost.append(np.zeros(1))
-    arcs = tuple(index[name] for way in part.ways for name in way.operands)
+    arcs = tuple(source(name, phase) for way in part.ways for name in way.operands)
     outs = np.concatenate(out)
     return Operator(
         part.tensor,
-        index[part.tensor],
+        output,
         arcs,
         outs,
         np.concatenate(rows),
         np.concatenate(cost),
-        np.zeros(len(outs)) if held is None else np.where(outs == ABSENT, 0.0, held[outs]),
+        np.zeros(len(outs)),
         phase,
+    )
+
+
+def _keeper(
+    name: str, index: Mapping[str, int], held: NDArray[np.float64], optional: bool, phase: int
+) -> Operator:
+    """Keeps a tensor in any one layout; `held` are its bytes by label."""
+    labels = np.arange(len(held), dtype=np.int32)
+    if optional:
+        labels, held = np.append(labels, np.int32(ABSENT)), np.append(held, 0.0)
+    kept = f"{name} kept"
+    return Operator(
+        kept, index[kept], (index[name],), labels, labels[:, None], np.zeros(len(labels)), held, phase
     )
 
 
 def _sink(
     name: str,
-    index: Mapping[str, int],
+    tensor: int,
     type_: TensorType,
     space: Space,
     mesh: Mesh,
@@ -340,7 +371,7 @@ def _sink(
 ) -> Operator:
     label = space.layouts[type_].index(pin or mesh.replicated())
     return Operator(
-        f"output {name}", None, (index[name],), np.array([ABSENT], np.int32), np.array([[label]], np.int32),
+        f"output {name}", None, (tensor,), np.array([ABSENT], np.int32), np.array([[label]], np.int32),
         np.zeros(1), np.zeros(1), phase,
     )  # fmt: skip
 

@@ -2,8 +2,9 @@
 
 Every tensor is computed once, in its strategy's layout, under the name `tensor@layout`; a consumer that reads another
 layout gets a copy made by the cheapest chain of collectives, one chain per (tensor, layout, phase of a training step).
-The copies of the second and third phase to make one end in `~1` and `~2`. Nodes are in the order of the graph on every
-device, so collectives meet in the same order everywhere.
+The copies of the second and third phase to make one end in `~1` and `~2`. A tensor that later phases read is brought
+into the layout in which it is kept for them where it is made. Nodes are in the order of the graph on every device, so
+collectives meet in the same order everywhere.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..rewrite.space import Strategy
 from ..rewrite.terms import RESULT, Head, decode
 from .build import Model
 from .cost import traffic
+from .problem import ABSENT
 
 EMBEDDED_CONSTANT_BYTES = 1 << 20  # larger folded constants are recomputed from the model
 
@@ -36,6 +38,9 @@ class _Program:
 
     model: Model
     have: Mapping[str, int]  # tensor -> the label in which it is made
+    kept: Mapping[
+        str, tuple[int, int]
+    ]  # tensor -> (the phase that makes it, the label in which later ones have it)
     nodes: list[Node] = field(default_factory=list)
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
@@ -71,27 +76,35 @@ class _Program:
         """The local name of a tensor as it is made."""
         return local_name(tensor, self.model.layout(tensor, self.have[tensor]))
 
+    def home(self, tensor: str, phase: int) -> tuple[str, int]:
+        """What a phase has of a tensor: its local name and label."""
+        if tensor in self.kept and phase > self.kept[tensor][0]:
+            made_in, label = self.kept[tensor]
+            return self.copy(tensor, label, made_in, f"keep {tensor}"), label
+        return self.made(tensor), self.have[tensor]
+
     def copy(self, tensor: str, label: int, phase: int, origin: str) -> str:
         """The local name of a tensor in a layout, converted if the phase has not done so yet."""
-        if label == self.have[tensor]:
-            return self.made(tensor)
+        home, current = self.home(tensor, phase)
+        if label == current:
+            return home
         copies = self.copies.setdefault((tensor, label), {})
         if phase not in copies:
             target = local_name(tensor, self.model.layout(tensor, label))
-            target += f"~{len(copies)}" if copies else ""
-            copies[phase] = self.convert(tensor, label, target, origin)
+            if target in self.types:
+                target += f"~{len(copies)}"
+            copies[phase] = self.convert(tensor, home, current, label, target, origin)
         return copies[phase]
 
-    def convert(self, tensor: str, label: int, target: str, origin: str) -> str:
-        """Append the chain of collectives from the layout in which a tensor is made; returns `target`."""
-        current = self.made(tensor)
-        *before, final = self.model.conversions[self.model.types[tensor]].chain(self.have[tensor], label)
+    def convert(self, tensor: str, home: str, current: int, label: int, target: str, origin: str) -> str:
+        """Append the chain of collectives that makes `target` of `home`; returns `target`."""
+        *before, final = self.model.conversions[self.model.types[tensor]].chain(current, label)
         for move in before:
             between = f"{local_name(tensor, self.model.layout(tensor, move.target))}>{target}"
-            current = self.step(move.head, (current,), between, origin)
+            home = self.step(move.head, (home,), between, origin)
         for move in (*before, final):
             self.rules.update(move.rules)
-        return self.step(final.head, (current,), target, origin)
+        return self.step(final.head, (home,), target, origin)
 
     def compute(self, tensor: str, application: Application, strategy: Strategy, phase: int) -> None:
         """Append a strategy's steps: the tensor in its layout, from its operands in theirs."""
@@ -118,7 +131,11 @@ def emit(model: Model, choice: NDArray[np.int64]) -> tuple[Plan, frozenset[str]]
     graph, mesh, problem = model.graph, model.mesh, model.problem
     chosen = list(zip(problem.operators, choice, strict=True))
     have = {o.name: int(o.out[s]) for o, s in chosen if o.output is not None}
-    program = _Program(model, have)
+    kept = {
+        name: (problem.operators[i].phase, int(problem.operators[i].out[choice[i]]))
+        for name, i in model.keeper.items()
+    }
+    program = _Program(model, have, {name: home for name, home in kept.items() if home[1] != ABSENT})
     inputs = [
         Port(name, kind, model.types[name], model.layout(name, have[name]), program.made(name))
         for name, kind in _leaves(graph)
@@ -127,12 +144,13 @@ def emit(model: Model, choice: NDArray[np.int64]) -> tuple[Plan, frozenset[str]]
         program.types[port.local] = TensorType(
             mesh.local_shape(port.type.shape, port.layout), port.type.dtype
         )
-    computed = problem.operators[model.leaf_count :]
-    for i, (part, operator) in enumerate(zip(model.parts, computed, strict=False)):
-        if taken := model.taken(i, choice):
-            program.compute(part.tensor, *taken, operator.phase)
+    for part in model.parts:
+        if taken := model.taken(part, choice):
+            phase = problem.operators[model.maker[part.tensor]].phase
+            program.compute(part.tensor, *taken, phase)
+            program.home(part.tensor, phase + 1)
     wanted = {new: have[name] for name, new in model.state}
-    sinks = chosen[model.leaf_count + len(model.parts) :]
+    sinks = chosen[len(chosen) - len(model.sinks) :]
     wanted |= {name: int(o.reads[s, 0]) for name, (o, s) in zip(model.sinks, sinks, strict=True)}
     outputs = []
     for name in graph.outputs:

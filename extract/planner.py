@@ -172,14 +172,13 @@ def _within(
 def _at_the_turn(model: Model) -> Problem:
     """The problem that counts leaves and what the forward pass leaves for later, but nothing that is made later."""
     operators = model.problem.operators
-    late = [i >= model.leaf_count and o.phase > 0 and o.memory.any() for i, o in enumerate(operators)]
-    if not any(late):
+    late = {i for i in model.keeper.values() if operators[i].phase > 0}
+    if not late:
         return model.problem
     return replace(
         model.problem,
         operators=tuple(
-            replace(o, memory=np.zeros_like(o.memory)) if is_late else o
-            for o, is_late in zip(operators, late, strict=True)
+            replace(o, memory=np.zeros_like(o.memory)) if i in late else o for i, o in enumerate(operators)
         ),
     )
 

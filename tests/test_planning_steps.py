@@ -13,7 +13,6 @@ import pytest
 from parallegg.extract.emit import emit, memory_use
 from parallegg.extract.hardware import load_hardware
 from parallegg.extract.planner import make_plan, prepare
-from parallegg.extract.problem import ABSENT
 from parallegg.extract.referee import optimum
 from parallegg.extract.sampling import random_choice
 from parallegg.extract.search import solve
@@ -93,7 +92,7 @@ def test_a_weight_is_gathered_again_in_the_backward_pass():
 def test_copies_of_phases_have_names_of_their_own():
     """Where v is made whole, the backward pass does so again under another name."""
     model = prepared(step(4096), pins={"v": (Shard(0),)})
-    index = model.tensor_names.index
+    index = [tensor.name for tensor in model.problem.tensors].index
     wanted = {"y": "v", "vt": "v"}  # reader -> whose copy it reads replicated
     whole = model.space.layouts[model.types["v"]].index((Replicate(),))
     operators = []
@@ -131,18 +130,42 @@ def test_any_choice_computes_the_same_step(seed: int):
     assert parallegg.verify(graph, plan).verdict == "tested"
 
 
-def test_what_later_phases_read_is_held():
+def test_what_later_phases_read_is_kept_in_any_layout():
     model = prepared(step())
     held = {o.name for o in model.problem.operators if o.memory.any()}
-    assert held == {"x", "t", "m", "u", "v", "h", "y", "gv", "gu"}
-    for operator in model.problem.operators:
-        if operator.name in ("h", "gv"):
-            local = [
-                model.mesh.local_shape(model.types[operator.name].shape, model.layout(operator.name, p))
-                for p in operator.out
-                if p != ABSENT
-            ]
-            assert operator.memory[operator.out != ABSENT].tolist() == [4 * r * c for r, c in local]
+    assert held == {"x", "t", "m", "u", "v", "h kept", "y kept", "gv kept", "gu kept"}
+    for name in ("h", "gv"):
+        keeper = model.problem.operators[model.keeper[name]]
+        layouts = model.space.layouts[model.types[name]]
+        local = [model.mesh.local_shape(model.types[name].shape, layout) for layout in layouts]
+        assert keeper.memory.tolist() == [4 * rows * columns for rows, columns in local]
+        assert (keeper.reads[:, 0] == keeper.out).all()
+
+
+def test_a_copy_that_is_kept_serves_both_passes_and_is_dropped_where_memory_is_short():
+    """h must be whole for y and for its transpose: one gather if it may be kept whole, two if not."""
+
+    def gathers(memory_bytes: int | None) -> int:
+        pins = {name: (Shard(0),) for name in ("x", "t", "y", "v", "m")} | {"u": (Replicate(),)}
+        model = prepared(step(4096), pins=pins)
+        whole = model.space.layouts[model.types["h"]].index((Replicate(),))
+        operators = list(model.problem.operators)
+        for reader in ("y", "ht"):
+            operator = operators[i := model.maker[reader]]
+            cost = np.where(operator.reads[:, 0] == whole, operator.cost, np.inf)
+            operators[i] = dataclasses.replace(operator, cost=cost)
+        operator = operators[i := model.maker["h"]]
+        cost = np.where(operator.out == whole, np.inf, operator.cost)
+        operators[i] = dataclasses.replace(operator, cost=cost)
+        problem = dataclasses.replace(model.problem, operators=tuple(operators))
+        free = solve(problem).choice
+        if memory_bytes is not None:
+            problem = dataclasses.replace(problem, memory_limit=problem.memory(free) - memory_bytes)
+        plan, _ = emit(model, solve(problem).choice)
+        return sum(node.op == "AllGather" and node.inputs[0].startswith("h@") for node in plan.nodes)
+
+    assert gathers(None) == 1
+    assert gathers(3 * 4096 * 64 * 4 // 4) == 2
 
 
 def test_the_next_value_takes_the_place_of_the_old():

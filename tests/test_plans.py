@@ -142,10 +142,10 @@ def equal(found: dict[str, np.ndarray], sample: Sample, expected: list[np.ndarra
 def _prefer(model: Model, used: Counter[str]) -> list[np.ndarray]:
     """Weights of every operator's strategies: those that rest on a rule not executed yet are drawn first."""
     weights = [np.ones(len(operator.cost)) for operator in model.problem.operators]
-    for i, part in enumerate(model.parts):
+    for part in model.parts:
         strategies = [s for way in part.ways for s in model.offers[way.kind].strategies]
         fresh = [100.0 if any(rule not in used for rule in s.rules) else 1.0 for s in strategies]
-        weights[model.leaf_count + i][: len(fresh)] = fresh
+        weights[model.maker[part.tensor]][: len(fresh)] = fresh
     return weights
 
 
