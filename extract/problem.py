@@ -120,6 +120,18 @@ class Problem:
         """For each tensor, its (operator, arc) readers of all phases."""
         return [[r for key in self.fans_of(t) for r in self.fans[key]] for t in range(len(self.tensors))]
 
+    @cached_property
+    def neighbours(self) -> list[NDArray[np.int64]]:
+        """For each operator, the others that make or read a tensor that it makes or reads."""
+        sharers = [{maker} for maker in self.producers]
+        for (t, _), readers in self.fans.items():
+            sharers[t].update(o for o, _ in readers)
+        tensors = [(*o.arcs, *(() if o.output is None else (o.output,))) for o in self.operators]
+        return [
+            np.array(sorted(set().union(*(sharers[t] for t in mine)) - {o}), dtype=np.int64)
+            for o, mine in enumerate(tensors)
+        ]
+
     def cost(self, choice: NDArray[np.int64]) -> float:
         """The price of a complete choice, recomputed from scratch; inf if a conversion does not exist."""
         total = sum(float(o.cost[s]) for o, s in zip(self.operators, choice, strict=True))

@@ -33,12 +33,15 @@ from .referee import Answer, pair_count, solve_program
 
 HARD_SWEEPS = 6
 SOFT_SWEEPS = 4  # between two probes
+STILL_PROBES = 3  # without a better plan or bound end an ascent
 TEMPERATURES = np.concatenate(
     [np.geomspace(0.5, 0.005, 16), np.geomspace(0.2, 0.002, 16)]
 )  # of B / #operators
 TINY_PAIRS = 3_500  # a 0/1 program of this many pairs takes a fraction of a second
 MOST_PAIRS = 60_000  # and one of this many, some seconds
-MERGED_PAIRS = 2_000
+MERGED_PAIRS = 120_000  # strategies that the bound likes make a program that is nearly integral: seconds, too
+MERGES = 3
+MERGED_SLACKS = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # of what a strategy worth keeping may cost more
 MOST_PAIRS_LIMITED = 8_000  # with a memory row the branching is deeper
 NODE_LIMIT, NODE_LIMIT_LIMITED = 2_000, 50
 PRICE_STEPS = 14
@@ -64,6 +67,7 @@ def solve(
     limit = problem.memory_limit
     early = deadline if seconds is None or np.isinf(limit) else start + seconds / 2  # the rest is for fitting
     free = _Search(dataclasses.replace(problem, memory_limit=np.inf), axes_of_labels, gap, early, progress)
+    free.most_memory = limit
     solution = free.run()
     if problem.memory(solution.choice) <= limit:
         return solution
@@ -162,24 +166,32 @@ class _Place:
 def descend(
     dual: Dual, local: Ints, nu: float | None = None, limit: float = np.inf, rounds: int = 30
 ) -> Ints:
-    """Improve cost + nu memory (the dual's nu by default) by single-operator moves that stay within the limit."""
+    """Improve cost + nu memory (the dual's nu by default) by single-operator moves that stay within the limit.
+
+    An operator is looked at again when one that it shares a tensor with has moved, or memory was freed.
+    """
     place = _Place(dual, local)
     costs = [unit.cost if nu is None else unit.price + nu * unit.memory for unit in dual.units]
+    open_ = np.array([len(unit.kept) > 1 for unit in dual.units])
+    waiting, refused = open_.copy(), np.zeros(len(open_), dtype=bool)
     for _ in range(rounds):
-        moved = False
-        for u, unit in enumerate(dual.units):
-            if len(unit.kept) == 1:
-                continue
-            now = place.local[u]
+        for u in np.flatnonzero(waiting):
+            waiting[u] = False
+            unit, now = dual.units[u], place.local[u]
             total = place.moves(u, costs[u])
             current = total[now]
             if limit < np.inf:
-                total = np.where(place.memory - unit.memory[now] + unit.memory > limit, np.inf, total)
+                heavy = place.memory - unit.memory[now] + unit.memory > limit
+                refused[u] = heavy.any()
+                total = np.where(heavy, np.inf, total)
             s = int(np.argmin(total))
             if total[s] < current - 1e-12 * abs(current):
                 place.move(u, s)
-                moved = True
-        if not moved:
+                waiting[dual.problem.neighbours[u]] = True
+                if unit.memory[s] < unit.memory[now]:
+                    waiting |= refused
+        waiting &= open_
+        if not waiting.any():
             break
     return place.local
 
@@ -205,6 +217,7 @@ class _Search:
         self.best: Ints | None = None
         self.best_cost, self.bound = np.inf, -np.inf
         self.value_bound = -np.inf  # of cost + nu memory
+        self.most_memory = np.inf  # no use in looking on once the cheapest plan holds more
         self.dearest = _dearest(problem)
         self.plan: Ints | None = None
         self.plan_value = np.inf
@@ -233,24 +246,27 @@ class _Search:
         return False
 
     def offer(self, dual: Dual, local: Ints) -> bool:
-        """Descend from a decoded choice and record it; with a memory limit also a version that fits."""
+        """Descend from a decoded choice and record it; say whether it is the best at this price."""
         key = dual.globally(local).tobytes()
         if key in self._offered:
             return False
         self._offered.add(key)
-        local = descend(dual, local)
-        found = self.record(dual.globally(local))
-        if np.isfinite(self.problem.memory_limit):
-            self.record(dual.globally(self.fitted(dual, local)))
-        return found
+        return self.record(dual.globally(descend(dual, local)))
 
-    def fitted(self, dual: Dual, local: Ints) -> Ints:
-        """Descend at rising prices of memory until the choice fits, then at none within the limit."""
-        for dearer in (1.0, 1.05, 1.15, 1.4, 2.0, 4.0, 16.0):
+    def fit(self, dual: Dual) -> None:
+        """With a memory limit: the best plan at this price, brought down to the limit, or up to it."""
+        if np.isinf(self.problem.memory_limit) or self.plan is None or not self._kept(dual, self.plan):
+            return
+        local = dual.locally(self.plan)
+        for dearer in (1.05, 1.15, 1.4, 2.0, 4.0, 16.0):
             if self.problem.memory(dual.globally(local)) <= self.problem.memory_limit:
                 break
             local = descend(dual, local, self.nu * dearer)
-        return descend(dual, local, 0.0, self.problem.memory_limit)
+        self.record(dual.globally(descend(dual, local, 0.0, self.problem.memory_limit)))
+
+    @staticmethod
+    def _kept(dual: Dual, choice: Ints) -> bool:
+        return all(s in kept for s, kept in zip(choice, dual.keep, strict=True))
 
     # -- axis search
 
@@ -317,17 +333,18 @@ class _Search:
             return
         value, bounds = dual.strategy_bounds()
         known = np.array([choice for _, _, choice in self._near_the_limit()])
-        slack, keep = self.worth_keeping() - value, [np.unique(column) for column in known.T]
-        for _ in range(12):
+        most = MERGED_PAIRS if np.isinf(self.problem.memory_limit) else MOST_PAIRS_LIMITED
+        keep = [np.unique(column) for column in known.T]
+        for part in MERGED_SLACKS:
+            slack = part * (self.worth_keeping() - value)
             wider = [
                 np.union1d(mine, kept[b <= value + slack])
                 for mine, kept, b in zip(keep, dual.keep, bounds, strict=True)
             ]
-            if pair_count(self.problem, wider) <= MERGED_PAIRS:
-                keep = wider
+            if pair_count(self.problem, wider) > most:
                 break
-            slack /= 2
-        if pair_count(self.problem, keep) <= MOST_PAIRS_LIMITED:
+            keep = wider
+        if pair_count(self.problem, keep) <= most:
             answer = self.program(keep)
             if answer.choice is not None:
                 self.record(answer.choice)
@@ -384,6 +401,7 @@ class _Search:
         found |= self.offer(trial, decode(trial, forward=True))
         if found:
             self.axis_search(trial)
+            self.fit(trial)
         return self.prune(trial, dual)
 
     def credit(self) -> float:
@@ -433,7 +451,11 @@ class _Search:
         """The driver of the module header."""
         stopped, dual = self.ascend(self.start())
         if not stopped and self.best is not None:
-            self.merge(dual)
+            for _ in range(MERGES):
+                before = self.best_cost
+                self.merge(dual)
+                if self.closed() or self.best_cost >= before:
+                    break
             dual = self.probe(dual, soft=True)  # once more, against the plan that was merged last
             stopped = "gap" if self.closed() else ""
         return self.solution(stopped or self.last_resort(dual, MOST_PAIRS))
@@ -447,15 +469,18 @@ class _Search:
         for _ in range(HARD_SWEEPS - 1):
             self.double_sweep(dual)
         dual = self.probe(dual, soft=False)
+        left, still = self.best_cost - self.bound, 0
         for temperatures in TEMPERATURES.reshape(-1, SOFT_SWEEPS):
             if stopped := self._stopped(dual):
                 return stopped, dual
-            if self._tight():
+            if self._tight() or still == STILL_PROBES:
                 break
             scale = max(self.value_bound, 0.0) / len(dual.units)
             for temperature in temperatures:
                 self.double_sweep(dual, temperature * scale)
             dual = self.probe(dual, soft=True)
+            before, left = left, self.best_cost - self.bound
+            still = 0 if left < before else still + 1
         return self._stopped(dual), dual
 
     def _tight(self) -> bool:
@@ -465,6 +490,8 @@ class _Search:
     def _stopped(self, dual: Dual) -> str:
         if self.closed():
             return "gap"
+        if self.best is not None and self.problem.memory(self.best) > self.most_memory:
+            return "memory"
         if self.late():
             return "seconds"
         return "survivors" if self.finish(dual, TINY_PAIRS) else ""
@@ -595,7 +622,7 @@ class _Limited:
             self._look(dual)
             search.value_bound = dual.bound()
             search.lift(search.value_bound - search.credit())
-            if search.plan_value >= meeting * (1 - 1e-7) or search.closed() or search.late():
+            if search.plan_value >= meeting * (1 - search.gap / 8) or search.closed() or search.late():
                 break
         return dual
 
@@ -609,3 +636,4 @@ class _Limited:
             search.offer(dual, decode(dual, forward=True))
             search.sweeps += 1
         search.axis_search(dual)
+        search.fit(dual)
