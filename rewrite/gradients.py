@@ -6,8 +6,10 @@ constants, and the gradient's tensor for every leaf that has one.
 Each kind of operator is differentiated once, in an e-graph: `(Gradient i (Op ..) g)` is rewritten by the rule files'
 gradient rules and the smallest term is taken. Where no rule applies, the operator's own function is differentiated at
 run time: `Adjoint` where it is linear in the operand (which is then not read, nor kept), else `Vjp`.
-Un-broadcasting and the sum over a tensor's consumers are done here, once for all operators. No gradient passes through
-integers, booleans, and functions that are constant almost everywhere.
+Un-broadcasting and the sum over a tensor's consumers are done here, once for all operators. A cotangent that is the
+same along a dimension (that of a sum) is not repeated before something asks for it: what is elementwise broadcasts, and
+a value that is not there need not be split. No gradient passes through integers, booleans, and functions that are
+constant almost everywhere.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ from .alignment import broadcast_reads
 from .collectives import infer_local
 from .egraph import Engine, ENode, Frozen, type_facts
 from .graph import Graph
-from .operators import OPERATORS
+from .operators import OPERATORS, broadcast
 from .space import Kind
 from .terms import ADJOINT, RESULT, VJP, Head, adjoint_attributes, decode, encode, leaf, write
 
 ROUNDS = 20
 _FLAT = frozenset({"Floor", "Ceil", "Round", "Sign", "ArgMax", "ArgMin", "OneHot", "IsNaN", "IsInf"})
+_ELEMENTWISE = frozenset({"Unary", "Binary", "Where", "Cast", "Number"})
 _LINEAR: dict[str, frozenset[int]] = {
     **dict.fromkeys(("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"), frozenset(range(8))),
     **dict.fromkeys(
@@ -58,6 +61,10 @@ class _Recipe:
     steps: tuple[tuple[Head, tuple[int, ...]], ...]
     root: int
 
+    @property
+    def elementwise(self) -> bool:
+        return all(head.constructor in _ELEMENTWISE for head, _ in self.steps)
+
 
 def gradients(graph: Graph, loss: str, wrt: Sequence[str], *, book: RuleBook | None = None) -> Backward:
     """Differentiate `loss` by the leaves `wrt`; UserError where a float path ends in an operator without derivative."""
@@ -76,7 +83,7 @@ def gradients(graph: Graph, loss: str, wrt: Sequence[str], *, book: RuleBook | N
         for i, name in enumerate(node.inputs):
             if cotangent and name in moving:
                 tape.add(name, tape.apply(recipes[_key(graph, node, i)], node, i, cotangent))
-    found = {name: total for name in wrt if (total := tape.total(name))}
+    found = {name: tape.whole(total, graph.types[name].shape) for name in wrt if (total := tape.total(name))}
     return Backward(tuple(tape.nodes), tape.types, tape.constants, found)
 
 
@@ -242,7 +249,10 @@ def _steps(goal: int, best: Mapping[int, tuple[int, ENode]], ends: Mapping[int, 
 
 @dataclass
 class _Tape:
-    """The backward nodes as they are written, and what every tensor has collected."""
+    """The backward nodes as they are written, and what every tensor has collected.
+
+    Cotangents may have size 1 (or no dimension) where their tensor repeats them: `whole` makes them its shape.
+    """
 
     graph: Graph
     nodes: list[Node] = field(default_factory=list)
@@ -250,6 +260,7 @@ class _Tape:
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     parts: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     totals: dict[str, str] = field(default_factory=dict)
+    made: dict[tuple[Head, tuple[str, ...]], str] = field(default_factory=dict)
 
     def seed(self, loss: str) -> None:
         self.parts[loss].append(self.number(1.0, self.graph.types[loss].dtype))
@@ -279,7 +290,12 @@ class _Tape:
         self.parts[tensor].append(part)
 
     def apply(self, recipe: _Recipe, node: Node, operand: int, cotangent: str) -> str:
-        """The cotangent of an operand of `node`, of the operand's own type."""
+        """The cotangent of an operand of `node`, to be broadcast to the operand's own type."""
+        operand_shape, shape = (
+            self.graph.types[name].shape for name in (node.inputs[operand], node.outputs[0])
+        )
+        if not (recipe.elementwise and operand_shape == shape):
+            cotangent = self.whole(cotangent, shape)
         ends = (*node.inputs, node.outputs[0], cotangent)
         results: list[str] = []
         for j, (head, operands) in enumerate(recipe.steps):
@@ -297,6 +313,10 @@ class _Tape:
         )
 
     def step(self, head: Head, inputs: tuple[str, ...], name: str) -> str:
+        """One step, or what it is already: both operands of a square get the same."""
+        if known := self.made.get((head, inputs)):
+            return known
+        self.made[head, inputs] = name
         op, attributes, domain = decode(head)
         self.types[name] = infer_local(head, tuple(map(self.type, inputs)), ONE_DEVICE)
         self.nodes.append(Node(name, op, inputs, (name,), attributes, domain))
@@ -307,13 +327,18 @@ class _Tape:
         self.nodes.append(Node(name, op, inputs, (name,), attributes))
         return name
 
+    def whole(self, name: str, shape: tuple[int, ...]) -> str:
+        """A cotangent in its tensor's shape."""
+        if self.type(name).shape == shape:
+            return name
+        wanted = f"{name}/whole{list(shape)}"
+        return wanted if wanted in self.types else self.node("Expand", {"shape": shape}, (name,), wanted)
+
     def _unbroadcast(self, name: str, type_: TensorType, origin: str) -> str:
         """Sum over the dimensions along which the operand was repeated."""
         found = self.type(name)
-        if found.shape == type_.shape:
+        if broadcast(found.shape, type_.shape) == type_.shape:
             return name
-        if len(found.shape) < len(type_.shape) or found.size < type_.size:  # a scalar rule's result
-            return self.node("Expand", {"shape": type_.shape}, (name,), f"{origin}/whole")
         axes = tuple(d for d, c in broadcast_reads(found.shape, type_.shape) if c is None)
         summed = self.node("ReduceSum", {"axes": axes, "keepdims": 0}, (name,), f"{origin}/summed")
         if self.type(summed).shape == type_.shape:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from parallegg.mesh import Mesh
 from parallegg.program import Node, TensorType, UserError
+from parallegg.rewrite.builder import Builder
 from parallegg.rewrite.gradients import gradients
 from parallegg.rewrite.graph import Graph, tensor_source
 from parallegg.rewrite.kinds import applications
@@ -147,6 +148,66 @@ def test_a_models_gradients_are_jaxs(sample: Sample):
     found = compare_with_jax(graph, "loss", list(graph.parameters), leaves)
     silent = [name for name, value in found.items() if not np.any(value)]
     assert not silent, "a gradient that is zero everywhere compares nothing"
+
+
+def chain(*parts: tuple[str, tuple[str, ...], dict], types: dict[str, TensorType]) -> Graph:
+    """Nodes named after what they make, over x [6, 4] and the leaves in `types`; the last makes the loss."""
+    builder = Builder(reserved=set())
+    for name, type_ in types.items():
+        builder.input(name, type_)
+    for op, (*inputs, output), attributes in parts:
+        builder.emit(op, inputs, attributes, output)
+    return builder.finish("chain", {"loss": "loss"}, None)
+
+
+WHOLE = {"axes": (0, 1), "keepdims": 0}
+REPEATED = {  # what a mean gives back is the same everywhere
+    "through elementwise operators": chain(
+        ("Tanh", ("x", "h"), {}), ("Neg", ("h", "n"), {}), ("ReduceMean", ("n", "loss"), WHOLE), types={"x": f(6, 4)}
+    ),
+    "to a leaf as it is": chain(("Neg", ("x", "n"), {}), ("ReduceMean", ("n", "loss"), WHOLE), types={"x": f(6, 4)}),
+    "to a broadcast operand": chain(
+        ("Mul", ("x", "w", "h"), {}), ("Add", ("h", "b", "y"), {}), ("ReduceMean", ("y", "loss"), WHOLE),
+        types={"x": f(6, 4), "w": f(4), "b": f(6, 1)},
+    ),
+    "to an operator that reads all of it": chain(
+        ("MatMul", ("x", "w", "h"), {}), ("Softmax", ("h", "p"), {"axis": 1}), ("MatMul", ("p", "v", "y"), {}),
+        ("ReduceMean", ("y", "loss"), WHOLE), types={"x": f(6, 4), "w": f(4, 5), "v": f(5, 2)},
+    ),
+    "beside one that is not": chain(
+        ("ReduceMean", ("x", "m"), {"axes": (0,), "keepdims": 1}), ("Sub", ("x", "m", "c"), {}),
+        ("Mul", ("c", "c", "s"), {}), ("Mul", ("s", "x", "t"), {}), ("ReduceSum", ("t", "loss"), WHOLE),
+        types={"x": f(6, 4)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_cotangents_that_repeat_are_jaxs(name: str):
+    graph, rng = REPEATED[name], np.random.default_rng(0)
+    leaves = {x: rng.standard_normal(graph.types[x].shape) for x in graph.inputs}
+    found = compare_with_jax(graph, "loss", list(graph.inputs), leaves)
+    assert all(np.any(value) for value in found.values())
+
+
+def test_a_cotangent_is_repeated_only_where_it_must():
+    """A replicated value that is repeated cannot be split for nothing: the whole batch would be on every device."""
+    whole = {
+        name: [n.op for n in gradients(g, "loss", g.inputs).nodes].count("Expand")
+        for name, g in REPEATED.items()
+    }
+    assert whole == {
+        "through elementwise operators": 0,
+        "to a leaf as it is": 1,
+        "to a broadcast operand": 2,  # the leaf x, and what is summed for w and b
+        "to an operator that reads all of it": 1,
+        "beside one that is not": 0,
+    }
+
+
+def test_both_operands_of_a_square_get_one_product():
+    square = chain(("Mul", ("x", "x", "s"), {}), ("ReduceSum", ("s", "loss"), WHOLE), types={"x": f(6, 4)})
+    assert [node.op for node in gradients(square, "loss", ["x"]).nodes].count("Mul") == 1
 
 
 @pytest.mark.parametrize("loss", ["logits", "label"])
