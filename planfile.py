@@ -118,6 +118,7 @@ class _Schema:
     doc: str
     attributes: tuple[tuple[str, str], ...] = ()
     operands: int | None = 1  # None: any number, of any types
+    result: str = "T0"  # the element type of the first operand, or a type of its own
 
 
 _SCHEMAS = {
@@ -159,6 +160,15 @@ _SCHEMAS = {
         (("of", "STRING"), ("attributes", "STRING"), ("operand", "INT"), ("shape", "INTS")),
         operands=None,
     ),
+    "RandomKey": _Schema(
+        "A key for every index, from a key: number `index` of the generator splitmix64.", operands=2
+    ),
+    "RandomMask": _Schema(
+        "Number `index` of splitmix64 from a key, without its lower 11 bits: whether it reaches the threshold.",
+        (("threshold", "INT"),),
+        operands=2,
+        result="tensor(bool)",
+    ),
     "GatherOrZero": _Schema("ONNX Gather, but a negative index gives zeros.", (("axis", "INT"),), operands=2),
 }
 
@@ -184,7 +194,7 @@ def register_schemas() -> None:
         onnx.defs.register_schema(
             onnx.defs.OpSchema(
                 name, COLLECTIVE_DOMAIN, DOMAIN_VERSION, doc=schema.doc, inputs=operands,
-                outputs=[parameter("y", "T0")], type_constraints=types, attributes=attributes,
+                outputs=[parameter("y", schema.result)], type_constraints=types, attributes=attributes,
             )
         )  # fmt: skip
 

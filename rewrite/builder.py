@@ -2,7 +2,7 @@
 
 In: canonical operators in topological order (`emit`), values (`constant`), leaves; or a graph to go on from
 (`Builder.extending`).  Out: a `Graph` (`finish`) without dead nodes and with equal constants merged.
-`Terms` writes nodes whose names begin with that of what they stand for.
+`Terms` writes nodes whose names begin with that of what they stand for.  `statistics` of what is dropped are dropped.
 A tensor is *known* when its value follows from constants alone.  A node becomes a known tensor if its
 operands are all known and neither they nor its result exceed FOLD_BYTES; one that changes nothing becomes its
 operand.  Weights are never known, so arithmetic on them stays.
@@ -19,7 +19,7 @@ import numpy as np
 
 from ..program import Node, TensorType
 from .evaluate import KERNELS, evaluate
-from .graph import Graph
+from .graph import Graph, Statistic
 from .operators import OPERATORS, infer
 
 FOLD_BYTES = 16 * 2**20
@@ -35,6 +35,9 @@ class Builder:
         self.weights: dict[str, Callable[[], np.ndarray]] = {}  # not known, but can be read from the file
         self.nodes: list[Node] = []
         self.inputs: list[str] = []
+        self.statistics: list[Statistic] = []
+        self._sites = 0
+        self._parameters: set[str] = set()
         self._reserved = reserved
         self._node_names: set[str] = set()
 
@@ -52,6 +55,8 @@ class Builder:
         builder.values = graph.constants | dict(constants or {})
         builder.nodes = [*graph.nodes, *nodes]
         builder.inputs = list(graph.inputs)
+        builder.statistics = list(graph.statistics)
+        builder._parameters = set(graph.parameters)
         builder._node_names = {node.name for node in builder.nodes}
         return builder
 
@@ -63,8 +68,12 @@ class Builder:
 
     def weight(self, name: str, kind: TensorType, read: Callable[[], np.ndarray] | None = None) -> None:
         self.types[name] = kind
+        self._parameters.add(name)
         if read is not None:
             self.weights[name] = read
+
+    def is_weight(self, name: str) -> bool:
+        return name in self._parameters
 
     def stored(self, name: str, kind: TensorType, read: Callable[[], np.ndarray]) -> None:
         """A known tensor whose value is read when it is first needed."""
@@ -92,6 +101,16 @@ class Builder:
     def fresh(self, wanted: str) -> str:
         """`wanted`, or with a number behind it if a tensor or the model has that name."""
         return unused(wanted, lambda name: name in self.types or name in self._reserved)
+
+    def next_site(self) -> int:
+        """The number of one more random draw of the model."""
+        self._sites += 1
+        return self._sites
+
+    def measure(self, name: str, measured: str, momentum: float) -> None:
+        """Note that a weight, if the tensor `name` is one, holds the running average of `measured`."""
+        if self.is_weight(name):
+            self.statistics.append(Statistic(name, self.types[name], measured, momentum))
 
     # -------------------------------------------------------------------------------------------- nodes
 
@@ -141,6 +160,7 @@ class Builder:
             if old in node.inputs or old in node.outputs:
                 inputs, outputs = (_swap(names, old, new) for names in (node.inputs, node.outputs))
                 self.nodes[i] = replace(node, inputs=inputs, outputs=outputs)
+        self.statistics = [replace(s, measured=new) if s.measured == old else s for s in self.statistics]
 
     # -------------------------------------------------------------------------------------------- result
 
@@ -157,7 +177,8 @@ class Builder:
         constants = {tensor: value for tensor, value in values.items() if value is not None}
         kept = (*self.inputs, *leaves, *(tensor for node in nodes for tensor in node.outputs))
         types = {tensor: self.types[tensor] for tensor in kept}
-        return Graph(name, nodes, tuple(self.inputs), parameters, constants, final, types, source)
+        measured = tuple(statistic for statistic in self.statistics if statistic.measured in types)
+        return Graph(name, nodes, tuple(self.inputs), parameters, constants, final, types, source, measured)
 
     def _is_parameter(self, tensor: str) -> bool:
         """Of a leaf that is no input."""

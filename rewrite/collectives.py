@@ -21,7 +21,7 @@ from typing import Any
 
 from ..mesh import Mesh
 from ..program import COLLECTIVE_DOMAIN, TensorType, UserError
-from .operators import infer
+from .operators import OWN, infer
 from .terms import ADJOINT, RESULT, VJP, Head, decode
 
 COMMUNICATING = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
@@ -36,7 +36,7 @@ def infer_local(head: Head, operands: tuple[TensorType, ...], mesh: Mesh) -> Ten
         raise UserError(
             f"rule files make terms of {head.constructor}, but no operator is written that way: nothing could run it"
         ) from None
-    if domain == COLLECTIVE_DOMAIN:
+    if domain == COLLECTIVE_DOMAIN and op not in OWN:
         return _infer_own(op, attributes, operands, mesh)
     result = attributes.pop(RESULT, 0)  # which result of an operator with several
     return infer(op, attributes, operands)[result]

@@ -23,6 +23,19 @@ from ..program import Node, TensorType, UserError
 from .model_file import read_model, tensor_value
 
 
+@dataclass(frozen=True)
+class Statistic:
+    """A weight of the file that holds a running average: momentum w + (1 - momentum) measured, at every training step.
+
+    `measured` is a tensor of the graph.  The weight itself is none of the graph's parameters unless a node reads it.
+    """
+
+    name: str
+    type: TensorType
+    measured: str
+    momentum: float
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """Nodes in topological order with everything they read; checks itself when built."""
@@ -35,6 +48,7 @@ class Graph:
     outputs: tuple[str, ...]
     types: dict[str, TensorType]
     source: Path | None = None
+    statistics: tuple[Statistic, ...] = ()
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,6 +83,9 @@ class Graph:
         for tensor in self.outputs:
             if tensor not in defined:
                 raise ValueError(f"output {tensor!r} is not defined")
+        for statistic in self.statistics:
+            if statistic.measured not in defined:
+                raise ValueError(f"what {statistic.name!r} averages, {statistic.measured!r}, is not defined")
 
     def _define(self, tensor: str, defined: set[str]) -> None:
         if tensor in defined:

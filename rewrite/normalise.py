@@ -4,8 +4,8 @@ In: a `Call`, one ONNX node whose operands have static types.  Out: the tensors 
 `call.emit`.  `lookup` takes the greatest reviewed `since` that is at most the model's opset; an opset that
 changes nothing needs no row.  An operator without a row may still be a function of others (see functions).
 A ValueError says what does not fit; the reader adds file and node.
-Missing: training-mode BatchNormalization and Dropout, pooling indices, Resize but by whole factors (nearest),
-recurrent networks, Loop and Scan, quantisation, sequences, strings.
+Missing: pooling indices, Resize but by whole factors (nearest), recurrent networks, Loop and Scan, quantisation,
+sequences, strings, random operators but Dropout.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from .graph import fill_value
 from .losses import label_weights, negative_log_likelihood, only_valid, valid_labels, weighted_mean
 from .model_file import dtype_name
 from .operators import broadcast, need
+from .random_draws import random_mask
+from .statistics import normalised, running
 
 REQUIRED = object()
 
@@ -290,27 +292,33 @@ def _identity(call: Call) -> str:
 
 @onnx_op("Dropout")
 def _dropout_1(call: Call) -> tuple[str, ...]:
-    need(
-        call.attribute("is_test", 0),
-        "Dropout in training mode is not supported: export the model in evaluation mode",
-    )
-    return _no_dropout(call)
+    if call.attribute("is_test", 0):
+        return _no_dropout(call)
+    return _random_dropout(call, call.attribute("ratio", 0.5))
 
 
 @onnx_op("Dropout", since=7)
 def _dropout_7(call: Call) -> tuple[str, ...]:
-    return _no_dropout(call)
+    return _no_dropout(call)  # nothing tells training
 
 
 @onnx_op("Dropout", since=12)
 def _dropout(call: Call) -> tuple[str, ...]:
     if call.has(2) and call.static(2, "training_mode").any():
-        ratio = call.static(1, "ratio") if call.has(1) else np.float32(0.5)
-        text = (
-            "Dropout in training mode is not supported: export the model in evaluation mode, or with ratio 0"
-        )
-        need(not ratio.any(), text)
+        return _random_dropout(call, call.static(1, "ratio").reshape(()).item() if call.has(1) else 0.5)
     return _no_dropout(call)
+
+
+def _random_dropout(call: Call, ratio: float) -> tuple[str, ...]:
+    """Each element with probability `ratio` 0, else divided by 1 - ratio."""
+    need(0 <= ratio < 1, f"ratio {ratio:g} does not lie in [0, 1)")
+    if ratio == 0:
+        return _no_dropout(call)
+    x, dtype = call.type(0), call.type(0).dtype
+    kept = random_mask(call, x.shape, ratio, call.attribute("seed", 0), "mask")
+    scaled = call.emit("Mul", call[0], call.constant(1 / (1 - ratio), dtype, "scale"), label="scaled")
+    y = call.emit("Where", kept, scaled, call.constant(0, dtype, "zero"))
+    return (y, kept) if call.opset >= 10 else (y, call.emit("Cast", kept, label="mask/wide", to=dtype))
 
 
 def _no_dropout(call: Call) -> tuple[str, ...]:
@@ -617,30 +625,53 @@ def _rms_norm(call: Call) -> str:
     return call.emit("RMSNormalization", call[0], call[1], axis=axis, epsilon=epsilon)
 
 
-_BATCH_TRAINING = "BatchNormalization in training mode is not supported: export the model in evaluation mode"
-
-
 def _batch_norm_inference(call: Call) -> str:
+    """By given statistics."""
     need(call.attribute("spatial", 1), "BatchNormalization per activation (spatial=0) is not supported")
-    need(not any(call.wants(i) for i in range(1, 5)), _BATCH_TRAINING)
+    need(not any(call.wants(i) for i in range(1, 5)), "statistics are results in training mode only")
     operands = [call[i] for i in range(5)]
     return call.emit("BatchNormalization", *operands, epsilon=call.attribute("epsilon", _single(1e-5)))
 
 
+def _batch_norm_training(call: Call) -> tuple[str, ...]:
+    """By the batch's own statistics; results are y, both running averages, then (before opset 14) both statistics."""
+    need(call.attribute("spatial", 1), "BatchNormalization per activation (spatial=0) is not supported")
+    need(call.type(0).rank >= 2, f"the input needs batch and channels, got {call.type(0)}")
+    channels = call.type(0).shape[1:2]
+    need(
+        all(call.type(i).shape == channels for i in range(1, 5)),
+        f"scale, bias, mean and variance need {channels}",
+    )
+    need(call.type(0).size > 0, "an empty batch has no statistics")
+    momentum = call.attribute("momentum", _single(0.9))
+    y, *measured = normalised(call, call[0], call[1], call[2], call.attribute("epsilon", _single(1e-5)))
+    averages = []
+    for i, fresh, label in zip((3, 4), measured, ("running_mean", "running_var"), strict=True):
+        call.builder.measure(call[i], fresh, momentum)
+        averages.append(running(call, call[i], fresh, momentum, label))
+    return y, *averages, *measured
+
+
 @onnx_op("BatchNormalization")
-def _batch_norm_1(call: Call) -> str:
-    need(call.attribute("is_test", 0), _BATCH_TRAINING)
-    return _batch_norm_inference(call)
+def _batch_norm_1(call: Call) -> str | tuple[str, ...]:
+    if call.attribute("is_test", 0):
+        return _batch_norm_inference(call)
+    text = "is_test is not set, so this is training mode, but the statistics are no results: set it for inference"
+    need(any(call.wants(i) for i in range(1, 5)), text)
+    return _batch_norm_training(call)
 
 
 @onnx_op("BatchNormalization", since=7)
-def _batch_norm_7(call: Call) -> str:
-    return _batch_norm_inference(call)  # training is told by the number of outputs
+def _batch_norm_7(call: Call) -> str | tuple[str, ...]:
+    """Training is told by the number of results."""
+    training = any(call.wants(i) for i in range(1, 5))
+    return _batch_norm_training(call) if training else _batch_norm_inference(call)
 
 
 @onnx_op("BatchNormalization", since=14)
-def _batch_norm(call: Call) -> str:
-    need(not call.attribute("training_mode", 0), _BATCH_TRAINING)
+def _batch_norm(call: Call) -> str | tuple[str, ...]:
+    if call.attribute("training_mode", 0):
+        return _batch_norm_training(call)
     return _batch_norm_inference(call)
 
 

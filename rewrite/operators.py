@@ -5,10 +5,12 @@ saying what does not fit.  Names and semantics are ONNX's (newest opset), except
   sizes, axes and other non-tensor operands are attributes; axes non-negative, sorted; an entry per dimension
   optional operands are gone: Conv, Gemm and LayerNormalization have no bias, Gemm no alpha and beta
   every attribute of `Op.attributes` is present; those of `Op.optional` may be absent (Clip's bounds)
+  random draws are RandomKey and RandomMask, which ONNX lacks (see random_draws); in plans they are nodes of the
+  domain `parallegg` (OWN)
 Conventions: Slice has starts and ends in [0, dim], but with a negative step an end of -dim-1 means "through
 index 0".  Pad never crops.  OneHot's depth and TopK's k are attributes.
 Work: `flops` counts a multiply and an add as two and a transcendental as TRANSCENDENTAL; moving data is free.
-Missing: random operators, recurrent networks, resizing, control flow, data-dependent shapes.
+Missing: recurrent networks, resizing, control flow, data-dependent shapes.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ Infer = Callable[[Attributes, Types], Types]
 Flops = Callable[[Attributes, Types, Types], int]
 
 TRANSCENDENTAL = 10  # flops charged for one exp, tanh, ...
+OWN = frozenset({"RandomKey", "RandomMask"})
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,15 @@ def _infer_where(attributes: Attributes, types: Types) -> Types:
     condition, a, b = types
     need(condition.dtype == "bool", f"the condition must be bool, got {condition.dtype}")
     return (TensorType(broadcast(*(t.shape for t in types)), _same_dtype((a, b))),)
+
+
+def _draw(result: str) -> Infer:
+    def infer_draw(attributes: Attributes, types: Types) -> Types:
+        key, index = types
+        need(key.dtype == index.dtype == "int64", f"key and index must be int64, got {key} and {index}")
+        return (TensorType(broadcast(key.shape, index.shape), result),)
+
+    return infer_draw
 
 
 def _per_element(count: int) -> Flops:
@@ -601,6 +613,8 @@ def _rows() -> Iterable[Op]:
         Op("Pow", 2, "Binary", _infer_pow, _per_element(TRANSCENDENTAL)),
         Op("Mod", 2, "Binary", _binary("number"), _per_element(1), ("fmod",)),
         Op("PRelu", 2, "Binary", _infer_prelu, _per_element(2)),
+        Op("RandomKey", 2, "Binary", _draw("int64"), _per_element(TRANSCENDENTAL)),
+        Op("RandomMask", 2, "Binary", _draw("bool"), _per_element(TRANSCENDENTAL), ("threshold",)),
         Op("Where", 3, None, _infer_where, _per_element(1)),
         Op("MatMul", 2, None, _infer_matmul, lambda a, t, out: 2 * out[0].size * t[0].shape[-1]),
         Op("Gemm", 2, None, _infer_gemm, _gemm_flops, ("transA", "transB")),

@@ -65,7 +65,8 @@ class _Lowering:
         constants = {name: value for name, value in self.constants.items() if name in read}
         types = {name: t for name, t in self.types.items() if name in constants or name not in self.constants}
         return Graph(
-            graph.name, tuple(self.nodes), graph.inputs, graph.parameters, constants, outputs, types, graph.source
+            graph.name, tuple(self.nodes), graph.inputs, graph.parameters, constants, outputs, types, graph.source,
+            graph.statistics,
         )  # fmt: skip
 
     def _node(self, node: Node, final: bool) -> None:

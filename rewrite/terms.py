@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..mesh import Placement, Shard
 from ..program import COLLECTIVE_DOMAIN, Node, TensorType, UserError
-from .operators import OPERATORS
+from .operators import OPERATORS, OWN
 
 VJP, ADJOINT = "Vjp", "Adjoint"  # nodes that compute the cotangent of an operand (rules/adjoints.py)
 RESULT = "result"  # attribute of a term: which result of an operator with several
@@ -133,7 +133,7 @@ def decode(head: Head) -> tuple[str, dict[str, Any], str]:
         return op, attributes, form.domain
     if constructor in ("Unary", "Binary", "Pool") or constructor.startswith("Opaque"):
         op, _, rest = str(values[0]).partition(" ")
-        return op, _parsed(rest or "{}"), ""
+        return op, _parsed(rest or "{}"), COLLECTIVE_DOMAIN if op in OWN else ""
     raise KeyError(constructor)
 
 

@@ -3,19 +3,21 @@
 In: a Graph, a loss, an optimizer.  Out: a `TrainingStep`, whose graph has
   inputs      the batch (and its labels), learning_rate (float32), step (int64: finished steps), the moments
   parameters  the model's weights
-  outputs     the loss, then new.NAME for every trained weight and moment
+  outputs     the loss, then new.NAME for every trained weight, moment and running statistic
 `as_training_step` takes a model that is a training step already; `rebuilt` makes a step again by its recipe.
   which weights are trained            _trainable(): floating, not frozen, no statistics of a BatchNormalization
+  running statistics                   _as_trained(): in training mode they are state that the forward part updates
+  random draws (Dropout)               _as_trained(): anew in every step, by the input `step`
   decay groups                         _decays(): by default not biases and norms (one dimension, or by name)
   gradients before clipping            TrainingStep.gradients
   mixed precision                      precision.py; weights and moments stay as they are in the model
   phases of a given training step      _given_phases()
-A weight of one element is a constant in our graphs, and not trained.
+A weight of one element is a constant in our graphs, and not trained; nor is a statistic of one channel averaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -23,11 +25,13 @@ from typing import Any
 from ..program import Node, TensorType, UserError
 from .builder import Builder, Terms
 from .gradients import gradients
-from .graph import Graph
+from .graph import Graph, Statistic
 from .losses import mean_squared_error, negative_log_likelihood, valid_labels, weighted_mean
 from .operators import OPERATORS
 from .optimizers import SGD, Adam, AdamW, Optimizer, clipped
 from .precision import lowered
+from .random_draws import draw_anew, draws
+from .statistics import running
 
 FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
 NO_DECAY = ("*bias*", "*norm*", "*ln_*")  # besides weights of one dimension
@@ -107,16 +111,18 @@ def training_step(
     if compute_dtype is not None:
         forward = lowered(forward, compute_dtype)
     (scalar,) = forward.outputs
+    forward, measured, count = _as_trained(forward, held)
     wanted = [name for name in trainable if name in forward.parameters]
     backward = gradients(forward, scalar, wanted)
     found = {name: backward.gradients[name] for name in wanted if name in backward.gradients}
     warnings = _without_gradient(graph, trainable, found, scalar, strict)
+    warnings += _not_measured(graph, held.union(name for name, _ in measured), scalar)
     decays = _decays(graph, list(found), no_decay)
 
     builder = Builder.extending(forward, backward.nodes, backward.types, backward.constants)
     phases = {node.name: FORWARD for node in forward.nodes} | {n.name: BACKWARD for n in backward.nodes}
-    update = _Update(builder, optimizer, clip_norm)
-    state = update.write(found, decays)
+    update = _Update(builder, optimizer, clip_norm, count)
+    state = (*update.write(found, decays), *measured)
     outputs = {scalar: scalar} | {new: new for _, new in state}
     step = builder.finish(graph.name, outputs, graph.source)
     return TrainingStep(
@@ -124,9 +130,9 @@ def training_step(
         {node.name: phases.get(node.name, OPTIMIZER) for node in step.nodes},
         state,
         scalar,
-        {name: "parameter" if name in found else "zeros" for name, _ in state},
+        {name: "parameter" if name in step.parameters else "zeros" for name, _ in state},
         found,
-        tuple(name for name in held if name in step.parameters),
+        tuple(name for name in graph.parameters if name in held and name in step.parameters),
         update.rate,
         update.step,
         warnings,
@@ -174,15 +180,16 @@ def matching(names: Iterable[str], patterns: Sequence[str], what: str) -> set[st
     return found
 
 
-def _trainable(graph: Graph, frozen: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Parameters to train, and those held fixed."""
-    held = matching(graph.parameters, frozen, "frozen") | _statistics(graph)
-    floating = [name for name in graph.parameters if graph.types[name].floating]
+def _trainable(graph: Graph, frozen: Sequence[str]) -> tuple[list[str], set[str]]:
+    """Parameters to train, and what is held fixed: parameters, running statistics."""
+    averages = dict.fromkeys(statistic.name for statistic in graph.statistics)
+    held = matching(dict.fromkeys((*graph.parameters, *averages)), frozen, "frozen") | _statistics(graph)
+    floating = [name for name in graph.parameters if graph.types[name].floating and name not in averages]
     trainable = [name for name in floating if name not in held]
     if not trainable:
         why = "all are frozen" if floating else "the model has none of a floating type"
         raise UserError(f"no parameter to train: {why}")
-    return trainable, [name for name in floating if name in held]
+    return trainable, held
 
 
 def _statistics(graph: Graph) -> set[str]:
@@ -201,6 +208,14 @@ def _without_gradient(graph, trainable, found, loss, strict) -> tuple[str, ...]:
         text = ", ".join(map(repr, missing[:5])) + (", …" if len(missing) > 5 else "")
         raise UserError(f"loss {loss!r} gives no gradient to {text}: freeze what should not be trained")
     return tuple(f"parameter {name!r} has no gradient and is not trained" for name in missing)
+
+
+def _not_measured(graph: Graph, known: Collection[str], loss: str) -> tuple[str, ...]:
+    """Running statistics, but the known ones: those of nodes that the loss does not depend on."""
+    missing = dict.fromkeys(s.name for s in graph.statistics if s.name not in known)
+    return tuple(
+        f"loss {loss!r} does not depend on what {name!r} averages: it stays as it is" for name in missing
+    )
 
 
 def _decays(graph: Graph, trained: Sequence[str], no_decay: Sequence[str] | None) -> set[str]:
@@ -231,6 +246,43 @@ def _forward(graph: Graph, loss: str | LossSpec) -> Graph:
     else:
         scalar = _attach(Terms(builder, builder.fresh("loss")), loss, graph)
     return builder.finish(graph.name, {scalar: scalar}, graph.source)
+
+
+def _as_trained(forward: Graph, held: set[str]) -> tuple[Graph, tuple[tuple[str, str], ...], str | None]:
+    """The forward graph in a training step, the pairs of its running statistics, and its input that counts steps.
+
+    A statistic that several nodes measure (of one layer that is used twice) is updated by each in turn.
+    """
+    builder = Builder.extending(forward)
+    count = _counting(builder) if draws(builder) else None
+    measuring: dict[str, list[Statistic]] = {}
+    for statistic in forward.statistics:
+        if statistic.name not in held:
+            measuring.setdefault(statistic.name, []).append(statistic)
+    pairs = tuple((name, _measured(builder, statistics)) for name, statistics in measuring.items())
+    builder.statistics.clear()
+    outputs = {name: name for name in (*forward.outputs, *(new for _, new in pairs))}
+    return builder.finish(forward.name, outputs, forward.source), pairs, count
+
+
+def _measured(builder: Builder, statistics: Sequence[Statistic]) -> str:
+    """The next value of a weight that is the running average of what several nodes measure, named after the weight."""
+    weight = current = statistics[0].name
+    if weight not in builder.types:
+        builder.weight(weight, statistics[0].type)
+    t = Terms(builder, builder.fresh(f"new.{weight}"))
+    for left, statistic in zip(reversed(range(len(statistics))), statistics, strict=True):
+        label = f"{left}_to_come" if left else ""
+        current = running(t, current, statistic.measured, statistic.momentum, label)
+    return current
+
+
+def _counting(builder: Builder) -> str:
+    """A new input, the count of finished steps, on which every random draw depends."""
+    step = builder.fresh("step")
+    builder.input(step, TensorType((), "int64"))
+    draw_anew(builder, step)
+    return step
 
 
 def _attach(t: Terms, loss: LossSpec, graph: Graph) -> str:
@@ -273,10 +325,14 @@ def _labels(t: Terms, loss: LossSpec, graph: Graph, expected: TensorType, dtypes
 class _Update:
     """Writes the optimizer's nodes into a builder."""
 
-    def __init__(self, builder: Builder, optimizer: Optimizer, clip_norm: float | None) -> None:
+    def __init__(
+        self, builder: Builder, optimizer: Optimizer, clip_norm: float | None, step: str | None
+    ) -> None:
+        """`step` is the input that counts steps, if there is one already."""
         self.builder, self.optimizer, self.clip_norm = builder, optimizer, clip_norm
         self.rate = self._input("learning_rate", TensorType((), "float32"))
-        self.step = self._input("step", TensorType((), "int64")) if optimizer.counts_steps else None
+        counts = optimizer.counts_steps and step is None
+        self.step = self._input("step", TensorType((), "int64")) if counts else step
         self._scalars: dict[str, tuple[str, ...]] = {}
 
     def write(self, gradients: Mapping[str, str], decays: set[str]) -> tuple[tuple[str, str], ...]:
@@ -327,6 +383,7 @@ def as_training_step(
     `p.{} -> new.{}`, where {} stands for any text.  By a pattern, an input without such an output is frozen (or, by a
     bare `{}`, fed); an output without such an input is a mistake.
     """
+    sizes = _sizes(graph)
     if loss not in graph.outputs:
         raise UserError(f"loss: the model has no output {loss!r}; it has {', '.join(graph.outputs)}")
     kind = graph.types[loss]
@@ -342,6 +399,7 @@ def as_training_step(
             state |= found
             frozen += rest
     _check_state(graph, state)
+    graph, count = _drawn_anew(graph)
     phases = _given_phases(graph, loss, state)
     return TrainingStep(
         graph,
@@ -351,8 +409,9 @@ def as_training_step(
         {name: "input" if name in graph.inputs else "parameter" for name in state},
         _given_gradients(graph, phases, state),
         tuple(name for name in frozen if name not in state),
+        step=count,
         recipe={
-            "inputs": _sizes(graph),
+            "inputs": sizes,
             "pairs": pairs
             if isinstance(pairs, str)
             else dict(pairs)
@@ -361,6 +420,15 @@ def as_training_step(
             "loss": loss,
         },
     )
+
+
+def _drawn_anew(graph: Graph) -> tuple[Graph, str | None]:
+    """The graph with other random draws in every step, and the input that counts them; as it is without draws."""
+    builder = Builder.extending(graph)
+    if not draws(builder):
+        return graph, None
+    count = _counting(builder)
+    return builder.finish(graph.name, {name: name for name in graph.outputs}, graph.source), count
 
 
 def _pairs_by(pattern: str, graph: Graph) -> tuple[dict[str, str], list[str]]:

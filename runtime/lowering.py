@@ -30,6 +30,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from ..mesh import Layout, Mesh, Partial, Shard, format_layout
 from ..planfile import Plan, Port
 from ..program import FLOATING, Node, TensorType, UserError
+from ..rewrite.operators import OWN
 from .operators import JAX, exact_types, gather
 
 Source = Callable[[str], np.ndarray]
@@ -117,7 +118,7 @@ COLLECTIVES: dict[str, Callable[..., jax.Array]] = {
 
 def apply(node: Node, arrays: Sequence[jax.Array], mesh: Mesh | None) -> tuple[jax.Array, ...]:
     """The results of one node on this device."""
-    if not node.is_collective:
+    if not node.is_collective or node.op in OWN:
         if node.op not in JAX:
             raise UserError(f"node {node.name!r}: operator {node.op!r} has no JAX function")
         results = JAX[node.op](node.attributes, *arrays)

@@ -90,6 +90,23 @@ def cast(a: Attributes, x: jax.Array) -> jax.Array:
     return x.astype(jnp.dtype(a["to"]))
 
 
+def splitmix(key: jax.Array, index: jax.Array) -> jax.Array:
+    """The number `index` of the generator splitmix64 (Steele, Lea, Flood 2014) that starts at `key`, as uint64."""
+    z = key.astype(jnp.uint64) + (index.astype(jnp.uint64) + 1) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> 30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> 27)) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> 31)
+
+
+def random_key(a: Attributes, key: jax.Array, index: jax.Array) -> jax.Array:
+    return splitmix(key, index).astype(jnp.int64)
+
+
+def random_mask(a: Attributes, key: jax.Array, index: jax.Array) -> jax.Array:
+    """The upper 53 bits, as numbers in [0, 2**53), against the threshold."""
+    return (splitmix(key, index) >> 11) >= np.uint64(a["threshold"])
+
+
 def plain(function: Function) -> Function:
     """An operator without attributes."""
     return lambda a, *arrays: function(*arrays)
@@ -150,6 +167,8 @@ ELEMENTWISE: dict[str, Function] = {
     "Greater": plain(jnp.greater),
     "LessOrEqual": plain(jnp.less_equal),
     "GreaterOrEqual": plain(jnp.greater_equal),
+    "RandomKey": random_key,
+    "RandomMask": random_mask,
     "PRelu": plain(lambda x, slope: jnp.where(x < 0, slope * x, x)),
     "Where": plain(jnp.where),
 }

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import jax.numpy as jnp
 import numpy as np
 from parallegg.mesh import Layout, Mesh, Partial, Shard
+from parallegg.rewrite.operators import OWN
 from parallegg.rewrite.space import Step
 from parallegg.rewrite.terms import Head, decode
 from parallegg.runtime.lowering import cotangent
@@ -80,7 +81,7 @@ def run(steps: Sequence[Step], operands: Sequence[Blocks], mesh: Mesh) -> Blocks
 def run_step(head: Head, operands: Sequence[Blocks], mesh: Mesh) -> Blocks:
     op, attributes, domain = decode(head)
     adjoint = op in ("Vjp", "Adjoint")
-    if adjoint or not domain:
+    if adjoint or not domain or op in OWN:
         which = attributes.pop("result", 0)
         done: dict[tuple[int, ...], np.ndarray] = {}  # devices that hold the same arrays compute the same
         blocks = {}

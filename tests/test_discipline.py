@@ -22,6 +22,7 @@ from parallegg.rewrite.saturation import saturate
 from parallegg.rewrite.space import Kind, RuleConflict
 from parallegg.rewrite.worker import WorkerFailed
 from parallegg.rules import load_rules
+from parallegg.runtime.lowering import evaluate
 
 from .simulate import compute, join, run, split
 from .zoo import CASES, case, f
@@ -128,8 +129,8 @@ def test_an_operator_without_operands_is_refused_by_name(tmp_path: Path):
         parallegg.plan(path, "data=2", rules=[rules])
 
 
-def test_random_operators_are_refused_by_name(tmp_path: Path):
-    """Two Dropouts of one input are two values, which one term cannot be."""
+def test_two_dropouts_of_one_input_are_two_values(tmp_path: Path):
+    """One term cannot be both: each site has a key of its own, and both are one kind of operator."""
     nodes = [
         helper.make_node(
             "Constant", [], ["on"], value=helper.make_tensor("on", TensorProto.BOOL, [], [True])
@@ -137,11 +138,15 @@ def test_random_operators_are_refused_by_name(tmp_path: Path):
         helper.make_node(
             "Constant", [], ["half"], value=helper.make_tensor("half", TensorProto.FLOAT, [], [0.5])
         ),
-        helper.make_node("Dropout", ["x", "half", "on"], ["y"], name="drop"),
+        *(helper.make_node("Dropout", ["x", "half", "on"], [name], seed=7) for name in ("a", "b")),
+        helper.make_node("Sub", ["a", "b"], ["y"]),
     ]
-    path = model(tmp_path / "m.onnx", nodes, {"x": (4, 2)}, {"y": (4, 2)})
-    with pytest.raises(UserError, match="drop"):
-        parallegg.load(path)
+    graph = parallegg.load(model(tmp_path / "m.onnx", nodes, {"x": (64, 2)}, {"y": (64, 2)}))
+    parts = prepare(graph, DATA, load_hardware("cpu"), book=load_rules()).parts
+    masks = [part.ways[0] for part in parts if "RandomMask" in str(part.ways[0].kind.head)]
+    assert len(masks) == 2 and len({way.kind for way in masks}) == 1
+    (y,) = evaluate(graph.nodes, graph.constants | {"x": np.ones((64, 2), np.float32)}, ["y"]).values()
+    assert {-2.0, 0.0, 2.0} == set(y.reshape(-1).tolist())
 
 
 WRONG = {  # left side, right side

@@ -18,7 +18,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from parallegg.program import TensorType
-from parallegg.rewrite.operators import OPERATORS, infer
+from parallegg.rewrite.operators import OPERATORS, OWN, infer
 from parallegg.runtime.operators import JAX, exact_types
 
 OPSET = 23
@@ -423,7 +423,7 @@ def test_every_row_has_a_function_and_every_function_a_row():
 
 
 def test_every_function_has_a_case():
-    assert {op for op, _, _ in CASES} == JAX.keys()
+    assert {op for op, _, _ in CASES} == JAX.keys() - OWN  # what ONNX lacks: tests/test_random_draws.py
 
 
 def test_erf_in_float64():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -12,9 +13,14 @@ import parallegg
 import pytest
 from parallegg import cli
 from parallegg.builders import gpt, write
+from parallegg.extract.hardware import load_hardware
+from parallegg.extract.planner import prepare, random_plan
+from parallegg.extract.sampling import random_choice
+from parallegg.mesh import Mesh
 from parallegg.planfile import to_bytes
 from parallegg.program import UserError
-from parallegg.rewrite.graph import tensor_source
+from parallegg.rewrite.graph import Roles, tensor_source
+from parallegg.rules import load_rules
 from parallegg.runtime.devices import ensure_devices
 from parallegg.runtime.lowering import (
     QUICK,
@@ -33,6 +39,9 @@ _spec.loader.exec_module(models)
 
 BATCH, CONTEXT, WORDS = 4, 6, 24
 GPT = {"layers": 2, "width": 12, "heads": 2, "vocabulary": WORDS, "context": CONTEXT, "batch": BATCH}
+CNN = (
+    Path(__file__).parent / "data" / "cnn_train_loss.legacy.onnx"
+)  # BatchNormalization and Dropout in training mode
 TRAIN = ["--train", "--loss", "mse:y"]  # of the multi-layer perceptron
 
 
@@ -75,6 +84,47 @@ def batches(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
 # ------------------------------------------------------------------------------------------------ trajectories
 
 
+def double(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: widest_array(value) for name, value in batch.items()}
+
+
+def steps_of_one_device(step: parallegg.TrainingStep, source, fed):
+    """The loss and the state after every step, by the graph in float64."""
+    nodes = tuple(map(widest_node, step.graph.nodes))
+    alone = flat_program(nodes, step.graph.outputs, compiler_options=QUICK)
+    leaves = {name: widest_array(source(name)) for name in (*step.graph.parameters, *step.graph.constants)}
+    for name, kind in step.initial.items():
+        if kind == "zeros":
+            leaves[name] = np.zeros(step.graph.types[name].shape)
+    for number, batch in enumerate(fed):
+        feeds = {"learning_rate": np.float64(0.01), "step": np.int64(number)}
+        found = alone(leaves | feeds | batch)
+        state = {old: found[new] for old, new in step.state}
+        leaves |= state
+        yield float(found[step.loss]), state
+
+
+def check_three_steps(step: parallegg.TrainingStep, plan: parallegg.Plan, fed) -> None:
+    """Loss and state, on every replica, are those of one device; every weight that is trained has moved."""
+    plan, source = as_float64(plan), tensor_source(step.graph)
+    compiled = CompiledStep(plan, lambda name: widest_array(source(name)), compiler_options=QUICK)
+    state = compiled.init()
+    for batch, (loss, expected) in zip(fed, steps_of_one_device(step, source, fed), strict=True):
+        state, metrics = compiled.step(state, batch, learning_rate=0.01)
+        assert metrics["loss"] == pytest.approx(loss, rel=1e-10)
+        for name, _ in step.state:
+            require_equal_replicas(name, state[name])
+        for name, value in compiled.state_dict(state).items():
+            if name != compiled.count:
+                scale = max(np.abs(expected[name]).max(), 1e-30)
+                assert np.abs(value - expected[name]).max() <= 1e-10 * scale, (state[compiled.count], name)
+    assert state[compiled.count] == len(fed) == 3
+    moved = [name for name in step.initial if step.initial[name] == "parameter"]
+    for name in moved:
+        assert state[name].sharding.mesh.size == plan.mesh.size
+        assert np.abs(expected[name] - source(name)).max() > 0
+
+
 @pytest.mark.parametrize(
     ("model", "mesh"), [("gpt", "data=2,model=3"), ("mlp", "data=2,model=2"), ("mlp", "data=4,model=2")]
 )
@@ -86,38 +136,27 @@ def test_three_steps_equal_those_of_one_device(folder, model, mesh):
         fed, loss = batches(3), parallegg.LossSpec("cross-entropy", "logits")
         step = parallegg.training_step(graph, loss=loss, optimizer=optimizer, clip_norm=1.0, frozen=["*wpe*"])
     else:
-        batch = {name: x.astype(np.float64) for name, x in perceptron_batch().items()}
-        fed, optimizer = [batch] * 3, parallegg.SGD(momentum=0.9)
+        fed, optimizer = [double(perceptron_batch())] * 3, parallegg.SGD(momentum=0.9)
         step = parallegg.training_step(graph, loss=parallegg.LossSpec("mse", "y"), optimizer=optimizer)
-    plan = as_float64(parallegg.plan(step, mesh).plan)
-    source = tensor_source(step.graph)
-    compiled = CompiledStep(plan, lambda name: widest_array(source(name)), compiler_options=QUICK)
-    alone = flat_program(
-        tuple(map(widest_node, step.graph.nodes)), step.graph.outputs, compiler_options=QUICK
-    )
-    leaves = {name: widest_array(source(name)) for name in (*step.graph.parameters, *step.graph.constants)}
-    for name, kind in step.initial.items():
-        if kind == "zeros":
-            leaves[name] = np.zeros(step.graph.types[name].shape)
-    state = compiled.init()
-    for number, batch in enumerate(fed):
-        state, metrics = compiled.step(state, batch, learning_rate=0.01)
-        feeds = {"learning_rate": np.float64(0.01), "step": np.int64(number)}
-        expected = alone(leaves | feeds | batch)
-        leaves |= {old: expected[new] for old, new in step.state}
-        assert metrics["loss"] == pytest.approx(float(expected[step.loss]), rel=1e-10)
-        for name, _ in step.state:
-            require_equal_replicas(name, state[name])
-        for name, value in compiled.state_dict(state).items():
-            if name != compiled.count:
-                scale = max(np.abs(leaves[name]).max(), 1e-30)
-                assert np.abs(value - leaves[name]).max() <= 1e-10 * scale, (number, name)
-    assert state[compiled.count] == 3
-    assert all(
-        value.sharding.mesh.size == plan.mesh.size for name, value in state.items() if name != compiled.count
-    )
-    moved = [name for name in step.initial if step.initial[name] == "parameter"]
-    assert all(np.abs(leaves[name] - source(name)).max() > 0 for name in moved)
+    check_three_steps(step, parallegg.plan(step, mesh).plan, fed)
+
+
+@pytest.mark.parametrize("mesh", ["data=2,model=4", pytest.param("data=2,model=2", marks=pytest.mark.sweep)])
+def test_three_steps_in_training_mode_equal_those_of_one_device(mesh):
+    """A net with batch statistics, running averages and a Dropout; its bias before the statistics learns nothing."""
+    graph = parallegg.load(CNN, {"x": (4, 3, 8, 8), "t": (4,)})
+    optimizer = parallegg.SGD(momentum=0.9)
+    step = parallegg.training_step(graph, loss="loss", optimizer=optimizer, frozen=["c.bias"])
+    assert {"b.running_mean", "b.running_var"} < {name for name, _ in step.state}
+    rng = np.random.default_rng(0)
+    fed = [{"x": rng.standard_normal((4, 3, 8, 8)), "t": rng.integers(0, 10, 4)} for _ in range(3)]
+    cheapest = parallegg.plan(step, mesh).plan
+    roles = Roles(step.phases, step.state)
+    prepared = prepare(step.graph, Mesh.parse(mesh), load_hardware("cpu"), book=load_rules(), roles=roles)
+    drawn = random_plan(prepared, random_choice(prepared.problem, np.random.default_rng(0)))
+    assert any(t.shape[0] == 2 for name, t in drawn.types.items() if "/centred@" in name)
+    for plan in (cheapest, dataclasses.replace(drawn, metadata=cheapest.metadata)):
+        check_three_steps(step, plan, fed)
 
 
 @functools.cache
@@ -238,6 +277,26 @@ def test_the_loss_falls(folder, tmp_path):
     assert len(losses) == 20
     assert losses[-1] < 0.5 * losses[0]
     assert "tokens_per_s" in metrics.read_text()
+
+
+def test_a_net_in_training_mode_trains(tmp_path):
+    """Its own loss; what is averaged is saved with the weights."""
+    plan, data, state = (str(tmp_path / name) for name in ("plan.onnx", "data.npz", "state.npz"))
+    assert (
+        cli.main(["plan", str(CNN), "--train", "--loss", "loss", "--mesh", "data=2,model=2", "-o", plan])
+        == cli.GOOD
+    )
+    assert cli.main(["verify", str(CNN), plan]) == cli.GOOD
+    x = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
+    np.savez(data, x=x, t=np.array([3, 7]))
+    options = ["--steps", "20", "--repeat", "--learning-rate", "0.01", "--metrics", str(tmp_path / "m.jsonl")]
+    assert cli.main(["train", plan, "--model", str(CNN), "--data", data, *options, "-o", state]) == cli.GOOD
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert losses[-1] < 0.5 * losses[0]
+    graph = parallegg.load(CNN)
+    with np.load(state) as saved:
+        for statistic in graph.statistics:
+            assert np.abs(saved[statistic.name] - tensor_source(graph)(statistic.name)).min() > 1e-4
 
 
 def test_verify_and_show_know_training_plans(folder, planned, capsys):

@@ -104,6 +104,8 @@ CASES = [
     case("GatherElements", f(6, 12), i(6, 12), axis=1, indices={1: 12}),
     case("GatherND", f(6, 12, 6), i(6, 1), batch_dims=0, indices={1: 6}),
     case("GatherND", f(6, 12, 5), i(6, 4, 1), batch_dims=1, indices={1: 12}, name="GatherND in batches"),
+    case("RandomKey", i(6, 1), i(12), indices={0: 99, 1: 12}),
+    case("RandomMask", i(6, 12, 1), i(4), indices={0: 99, 1: 12}, threshold=2**52),
     case("CumSum", f(6, 12), axis=0, exclusive=0, reverse=0),
     case("ScatterND", f(6, 2), i(3, 1), f(3, 2), reduction="add", indices={1: 6}),
     case("Einsum", f(6, 2), f(2, 3), equation="ij,jk->ik"),
