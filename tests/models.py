@@ -41,6 +41,13 @@ SAMPLES = [
     Sample("resnet50.legacy", DATA / "resnet50.legacy.onnx"),
     Sample("light_resnet50", LIGHT / "light_resnet50.onnx"),
 ]
+# A loss inside, a mixture of experts, Attention of opset 23, torch's older exporter.
+OTHERS = [
+    Sample("cnn_eval_loss.dynamo", DATA / "cnn_eval_loss.dynamo.onnx", high=10),
+    Sample("moe_static.legacy", DATA / "moe_static.legacy.onnx"),
+    Sample("sdpa_op23.dynamo", DATA / "sdpa_op23.dynamo.onnx"),
+    Sample("bert.legacy", DATA / "bert.legacy.onnx"),
+]
 # Its Dropout draws at random, so that no other runtime computes the same.
 CNN_TRAIN_LOSS = Sample("cnn_train_loss.legacy", DATA / "cnn_train_loss.legacy.onnx", high=10)
 MESHES = {

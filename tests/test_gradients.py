@@ -23,7 +23,7 @@ from parallegg.rules import load_rules, with_adjoints
 from parallegg.runtime.lowering import evaluate, exact_types, run_nodes, widest_array, widest_node
 from parallegg.verification.numbers import Original
 
-from .models import CNN_TRAIN_LOSS, SAMPLES, Sample
+from .models import CNN_TRAIN_LOSS, OTHERS, SAMPLES, Sample
 from .onnx_export import random_inputs
 from .simulate import join, run, run_step, split
 from .zoo import CASES, Case, case, f
@@ -142,7 +142,7 @@ def with_loss(graph: Graph) -> Graph:
     )
 
 
-WHOLE_MODELS = [s for s in SAMPLES if s.name != "light_resnet50"]
+WHOLE_MODELS = [s for s in (*SAMPLES, *OTHERS) if s.name not in ("light_resnet50", "bert.legacy")]
 
 
 @pytest.mark.parametrize("sample", WHOLE_MODELS, ids=lambda s: s.name)

@@ -20,6 +20,7 @@ from parallegg.program import Node, TensorType, UserError
 from parallegg.rewrite.graph import Graph, tensor_source
 from parallegg.rewrite.onnx_reader import load
 from parallegg.rewrite.operators import OWN
+from parallegg.tests.models import OTHERS
 from parallegg.tests.onnx_export import export, random_inputs, run, session
 
 DATA = Path(__file__).parent / "data"
@@ -83,6 +84,13 @@ def test_real_models(name):
     if "b" in inputs:  # the attention mask of the models exported by dynamo
         inputs["b"] = np.ones_like(inputs["b"])
     assert_same(run(graph, inputs, tensor_source(graph)), session(str(path)).run(None, inputs))
+
+
+@pytest.mark.parametrize("sample", OTHERS, ids=lambda sample: sample.name)
+def test_other_models(sample):
+    graph = sample.graph()
+    inputs = random_inputs(graph, seed=0, high=sample.high)
+    assert_same(run(graph, inputs, tensor_source(graph)), session(str(sample.path)).run(None, inputs))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in LIGHT.glob("*.onnx")))

@@ -35,7 +35,7 @@ from parallegg.runtime.stablehlo import collectives
 from parallegg.verification.numbers import Original, compare
 
 from . import onnx_export
-from .models import CNN_TRAIN_LOSS, MESHES, SAMPLES, Sample, zoo_graph
+from .models import CNN_TRAIN_LOSS, MESHES, OTHERS, SAMPLES, Sample, zoo_graph
 
 RANDOM_PLANS = 20
 COLLECTIVES = {
@@ -45,9 +45,11 @@ COLLECTIVES = {
 SQUARE = "data=2,model=2"
 PAIRS = [
     *((sample, mesh) for sample in SAMPLES for mesh in MESHES if mesh != SQUARE),
+    *((sample, SQUARE) for sample in OTHERS),
 ]
 # Each model once and each mesh at least once; the rest is the sweep's.
 FEW = [(SAMPLES[i], list(MESHES)[j]) for i, j in ((0, 0), (1, 3), (2, 1), (3, 2), (4, 0), (5, 1), (6, 0))]
+FEW += [(sample, SQUARE) for sample in OTHERS]
 
 
 def pairs(some: Sequence[tuple[Sample, str]]) -> list:
