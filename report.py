@@ -15,8 +15,9 @@ from typing import Any
 from rich.table import Table
 
 from .extract.cost import step_seconds, traffic
-from .extract.emit import collective_table, memory_use
+from .extract.emit import collective_table
 from .extract.hardware import Hardware, load_hardware, profile_names
+from .extract.memory import memory_use
 from .planfile import Plan, Port, human_bytes
 from .program import Node
 from .rewrite.terms import Head, encode

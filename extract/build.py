@@ -134,6 +134,10 @@ class Model:
         """The phase in which outputs are read."""
         return max(o.phase for o in self.problem.operators)
 
+    def local_bytes(self, tensor: str) -> NDArray[np.float64]:
+        """Bytes of one device's part of a tensor, by label."""
+        return _local_bytes(self.types[tensor], self.space.layouts[self.types[tensor]], self.mesh)
+
     def layout(self, tensor: str, label: int) -> Layout:
         """The layout that a label of a tensor stands for."""
         return self.conversions[self.types[tensor]].layouts[label]
@@ -193,17 +197,16 @@ def build(
         _leaf(index[name], name, conversions[types[name]], local_bytes[types[name]], pins.get(name))
         for name in graph.leaves
     ]
-    operators = [
-        _updated(leaf, index[new], last)
-        if (new := dict(state).get(leaf.name, leaf.name)) != leaf.name
-        else leaf
-        for leaf in leaves
-    ]
 
     def source(name: str, reader: int) -> int:
         """The tensor that a reader of that phase reads: what was kept, after the phase in which it was made."""
         return index[f"{name} kept" if name in kept and reader > phase[name] else name]
 
+    following = dict(state)
+    operators = [
+        _updated(leaf, source(following[leaf.name], last), last) if leaf.name in following else leaf
+        for leaf in leaves
+    ]
     maker, keeper = {}, {}
     for part in parts:
         maker[part.tensor] = len(operators)

@@ -1,4 +1,4 @@
-"""From a choice of strategies to the explicit per-device program, and what it sends and holds.
+"""From a choice of strategies to the explicit per-device program, and what it sends.
 
 Every tensor is computed once, in its strategy's layout, under the name `tensor@layout`; a consumer that reads another
 layout gets a copy made by the cheapest chain of collectives, one chain per (tensor, layout, phase of a training step).
@@ -187,51 +187,3 @@ def collective_table(plan: Plan) -> list[dict[str, object]]:
         {"kind": kind, "axis": axis, "count": count, "bytes": sent, "payload_bytes": payload}
         for (kind, axis), (count, sent, payload) in sorted(totals.items())
     ]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on one device: what stays for the whole step, and the most that is alive at once (with it)."""
-
-    parameters: int
-    inputs: int
-    peak: int
-
-
-def memory_use(plan: Plan) -> Memory:
-    """Liveness over the program's order: a value is held from its node to its last reader; leaves stay.
-
-    State goes where its next value is there and nothing reads it any more: that is donated its memory.
-    """
-    last: dict[str, int] = {}
-    for i, node in enumerate(plan.nodes):
-        for name in node.inputs:
-            last[name] = i
-    for port in plan.outputs:
-        last[port.local] = len(plan.nodes)
-    sizes = {name: type_.bytes for name, type_ in plan.types.items()}
-    weights = sum(sizes[p.local] for p in plan.inputs if p.kind != "input")
-    fed = sum(sizes[p.local] for p in plan.inputs if p.kind == "input")
-    alive = peak = weights + fed
-    leaves = {port.local for port in plan.inputs} | set(plan.constants)
-    replaced = _replaced(plan, last)
-    for i, node in enumerate(plan.nodes):
-        alive += sum(sizes[name] for name in node.outputs)
-        peak = max(peak, alive)
-        ended = {
-            name for name in (*node.inputs, *node.outputs) if last.get(name, i) == i and name not in leaves
-        }
-        alive -= sum(sizes[name] for name in ended) + sum(sizes[name] for name in replaced.get(i, ()))
-    return Memory(weights, fed, peak)
-
-
-def _replaced(plan: Plan, last: Mapping[str, int]) -> dict[int, list[str]]:
-    """Which leaves end after which node because their next values are there; not those that no node updates."""
-    made = {name: i for i, node in enumerate(plan.nodes) for name in node.outputs}
-    old = {port.name: port.local for port in plan.inputs}
-    new = {port.name: port.local for port in plan.outputs}
-    ended = defaultdict(list)
-    for name, following in plan.state:
-        if new[following] in made:
-            ended[max(made[new[following]], last.get(old[name], -1))].append(old[name])
-    return ended

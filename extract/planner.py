@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from ..mesh import Layout, Mesh, Shard
 from ..planfile import Plan, human_bytes
-from ..program import UserError
+from ..program import Node, UserError
 from ..rewrite.graph import Graph, Roles
 from ..rewrite.kinds import applications
 from ..rewrite.worker import rewrite_in_worker, saturate_in_worker
 from ..rules import RuleBook, load_rules
 from .build import Model, build
-from .emit import Memory, collective_table, emit, memory_use
+from .emit import collective_table, emit
 from .hardware import Hardware
+from .memory import Memory, held_at, memory_use
 from .problem import Infeasible, Problem, Solution
 from .search import solve
 
@@ -139,34 +140,48 @@ def prepare(
 def _within(
     model: Model, limit: int, options: Options, progress: Progress
 ) -> tuple[Solution, Plan, frozenset[str], Memory]:
-    """Solve with what is held for long bounded by what the rest of the program leaves of `limit`.
+    """Solve with what is held at one moment bounded by `limit`: first the end of the forward pass, then the peak.
 
-    What is alive in between is known once the program is: its excess tightens the bound, a few times. The printed bound
-    is that of the first problem, which counts only what every plan holds at one moment, the end of the forward pass.
+    Whatever fits fits at every moment, so the greatest bound holds. What the row of a moment does not count is known
+    once the program is: the excess tightens the limit, a few times, with no word on the bound.
     """
-    problem, budget = _at_the_turn(model), float(limit)
-    bound = None
+    problem, moment = _at_the_turn(model), None
+    budgets: dict[str | None, float] = {}
+    bound, needed = -np.inf, np.inf
     for _ in range(MEMORY_ROUNDS):
+        budget = budgets.setdefault(moment, float(limit))
         try:
             solution = _solve(model, replace(problem, memory_limit=budget), options, progress)
         except Infeasible as refused:
-            if bound is None:
+            if budget == limit:
                 raise _does_not_fit(model, limit, refused) from None
             break
-        bound = solution.bound if bound is None else bound
+        if budget == limit:
+            bound = max(bound, solution.bound)
         plan, rules = emit(model, solution.choice)
         memory = memory_use(plan)
         if memory.peak <= limit:
             return replace(solution, bound=min(bound, solution.cost)), plan, rules, memory
-        if problem is not model.problem:
-            problem, budget = model.problem, np.inf
+        needed = min(needed, memory.peak)
+        peak = _tensor_of(model, plan.nodes[memory.moment]) if memory.moment >= 0 else None
+        if peak is not None and peak not in budgets:
+            problem, moment = held_at(model, peak), peak
+            continue
         held = problem.memory(solution.choice)
-        budget = min(budget, held) - max(1.0, min(memory.peak - limit, 0.5 * held))
-        if budget <= 0:
+        budgets[moment] = min(budget, held) - max(1.0, min(memory.peak - limit, 0.5 * held))
+        if budgets[moment] <= 0:
             break
     raise DoesNotFit(
-        f"no plan found that holds at most {_bytes(limit)} a device; the last one needs {_bytes(memory.peak)}"
+        f"no plan found that holds at most {_bytes(limit)} a device; the smallest one needs {_bytes(int(needed))}"
     )
+
+
+def _tensor_of(model: Model, node: Node) -> str | None:
+    """What a node of the program helps to compute; None for an output's copies."""
+    origin = node.name.rpartition("#")[0]
+    if origin.startswith("keep ") and origin.removeprefix("keep ") in model.maker:
+        return origin.removeprefix("keep ")
+    return next((p.tensor for p in model.parts if any(w.node == origin for w in p.ways)), None)
 
 
 def _at_the_turn(model: Model) -> Problem:

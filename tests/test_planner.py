@@ -13,8 +13,8 @@ import parallegg
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from parallegg.extract import hardware
-from parallegg.extract.emit import memory_use
 from parallegg.extract.hardware import load_hardware, profile_names
+from parallegg.extract.memory import memory_use
 from parallegg.extract.planner import prepare
 from parallegg.extract.referee import lp_bound, optimum
 from parallegg.extract.search import solve

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import parallegg
 import pytest
-from parallegg.extract.emit import emit, memory_use
+from parallegg.extract.emit import emit
 from parallegg.extract.hardware import load_hardware
+from parallegg.extract.memory import held_at, memory_use
 from parallegg.extract.planner import make_plan, prepare
 from parallegg.extract.referee import optimum
 from parallegg.extract.sampling import random_choice
@@ -193,6 +194,16 @@ def test_the_next_value_takes_the_place_of_the_old():
     assert memory_use(small).peak == 3 * 4 * width
     assert memory_use(dataclasses.replace(small, state=())).peak == 4 * 4 * width
     assert sizes["u@S0"] == 64 * 64
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_moment_is_said_to_hold_more_than_the_peak(seed: int):
+    model = prepared(step(8, 4), Mesh.parse("a=2,b=2"))
+    choice = random_choice(model.problem, np.random.default_rng(seed))
+    peak = memory_use(emit(model, choice)[0]).peak
+    held = [held_at(model, part.tensor).memory(choice) for part in model.parts]
+    assert max(held) <= peak
+    assert max(held) >= 0.6 * peak  # and not much less
 
 
 def test_a_limit_is_kept_with_an_honest_bound():

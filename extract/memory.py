@@ -1,0 +1,131 @@
+"""What one device holds: of a program by liveness, and of any choice at one moment of the program.
+
+    memory = memory_use(plan)            bytes that stay, the most that is alive at once, and at which node
+    problem = held_at(model, tensor)     its memory is a lower bound on what is alive while the tensor is computed
+
+The second is linear in the choice, so the extraction can bound it; whatever fits in the limit fits there, too. Nodes
+are in the order of the graph in every plan, so what is alive at a moment is known but for the layouts:
+    leaves     state in its layout, old or new
+    keepers    what was kept before and is read from then on, in its layout
+    operator   what it reads and leaves, each once; of a leaf or of what is kept only what is more than the smallest
+               part, which is all that those are counted with then (both could be one buffer)
+Copies made for several readers, and what waits within a phase, are not counted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..planfile import Plan
+from .build import Model, Part
+from .problem import ABSENT, Operator, Problem
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device: what stays for the whole step, and the most that is alive at once (with it).
+
+    `moment` is the number of the node at which that is, -1 where there is none.
+    """
+
+    parameters: int
+    inputs: int
+    peak: int
+    moment: int
+
+
+def memory_use(plan: Plan) -> Memory:
+    """Liveness over the program's order: a value is held from its node to its last reader; leaves stay.
+
+    State goes where its next value is there and nothing reads it any more: that is donated its memory.
+    """
+    last: dict[str, int] = {}
+    for i, node in enumerate(plan.nodes):
+        for name in node.inputs:
+            last[name] = i
+    for port in plan.outputs:
+        last[port.local] = len(plan.nodes)
+    sizes = {name: type_.bytes for name, type_ in plan.types.items()}
+    weights = sum(sizes[p.local] for p in plan.inputs if p.kind != "input")
+    fed = sum(sizes[p.local] for p in plan.inputs if p.kind == "input")
+    alive = peak = weights + fed
+    moment = -1
+    leaves = {port.local for port in plan.inputs} | set(plan.constants)
+    replaced = _replaced(plan, last)
+    for i, node in enumerate(plan.nodes):
+        alive += sum(sizes[name] for name in node.outputs)
+        if alive > peak:
+            peak, moment = alive, i
+        ended = {
+            name for name in (*node.inputs, *node.outputs) if last.get(name, i) == i and name not in leaves
+        }
+        alive -= sum(sizes[name] for name in ended) + sum(sizes[name] for name in replaced.get(i, ()))
+    return Memory(weights, fed, peak, moment)
+
+
+def _replaced(plan: Plan, last: Mapping[str, int]) -> dict[int, list[str]]:
+    """Which leaves end after which node because their next values are there; not those that no node updates."""
+    made = {name: i for i, node in enumerate(plan.nodes) for name in node.outputs}
+    old = {port.name: port.local for port in plan.inputs}
+    new = {port.name: port.local for port in plan.outputs}
+    ended = defaultdict(list)
+    for name, following in plan.state:
+        if new[following] in made:
+            ended[max(made[new[following]], last.get(old[name], -1))].append(old[name])
+    return ended
+
+
+def held_at(model: Model, tensor: str) -> Problem:
+    """The model's problem with the bytes that are alive while `tensor` is computed, or fewer; no limit."""
+    operators = list(model.problem.operators)
+    moment = next(i for i, part in enumerate(model.parts) if part.tensor == tensor)
+    alive = {name: model.keeper[name] for name in _kept_at(model, moment)}
+    stays = {name: i for i, name in enumerate(model.graph.leaves)} | alive
+    for i in set(model.keeper.values()) - set(alive.values()):
+        operators[i] = replace(operators[i], memory=np.zeros_like(operators[i].memory))
+    part = model.parts[moment]
+    for name in {name for way in part.ways for name in way.operands if name in stays}:
+        operator = operators[stays[name]]
+        least = model.local_bytes(name).min()
+        operators[stays[name]] = replace(operator, memory=np.where(operator.out == ABSENT, 0.0, least))
+    own = operators[model.maker[tensor]]
+    operators[model.maker[tensor]] = replace(own, memory=_own(model, part, own, stays))
+    return replace(model.problem, operators=tuple(operators))
+
+
+def _kept_at(model: Model, moment: int) -> list[str]:
+    """What is kept before the moment and certainly read at it or later."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    made: dict[str, int] = {part.tensor: i for i, part in enumerate(model.parts)}
+    for i, part in enumerate(model.parts):
+        for name in (name for way in part.ways for name in way.operands if name in model.keeper):
+            phase = model.problem.operators[model.maker[name]].phase
+            if model.problem.operators[model.maker[part.tensor]].phase > phase:
+                first.setdefault(name, i)
+                last[name] = i
+    for name in model.graph.outputs:
+        first.setdefault(name, len(model.parts))
+        last[name] = len(model.parts)
+    optional = any(len(part.ways) > 1 for part in model.parts)  # then some reader may not be there
+    until = first if optional else last
+    return [name for name in model.keeper if made[name] < moment <= until[name]]
+
+
+def _own(model: Model, part: Part, operator: Operator, stays: Mapping[str, int]) -> NDArray[np.float64]:
+    """Bytes that an operator's strategies read and leave, but for the least of what is counted elsewhere."""
+    held = np.where(operator.out == ABSENT, 0.0, model.local_bytes(part.tensor)[operator.out])
+    seen: set[str] = set()
+    for name, reads in zip((n for way in part.ways for n in way.operands), operator.reads.T, strict=True):
+        if name not in seen:  # an operand that is read twice may be one copy
+            seen.add(name)
+            sizes = model.local_bytes(name)
+            held = held + np.where(
+                reads == ABSENT, 0.0, sizes[reads] - (sizes.min() if name in stays else 0.0)
+            )
+    return held
