@@ -17,9 +17,10 @@ from rich.table import Table
 from .extract.cost import step_seconds, traffic
 from .extract.emit import collective_table, memory_use
 from .extract.hardware import Hardware, load_hardware, profile_names
-from .planfile import Plan, Port, human_bytes
+from .planfile import Plan, Port
 from .program import Node
 from .rewrite.terms import Head, encode
+from .units import human_bytes, human_seconds
 
 ROWS = 12  # of a table, before `--all`
 REPORTED = (
@@ -93,14 +94,6 @@ def _port(plan: Plan, port: Port) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------ words
-
-
-def human_seconds(seconds: float) -> str:
-    """`12.5 ms`."""
-    if seconds == 0:
-        return "0 s"
-    exponent = min(0, max(-4, math.floor(math.log10(seconds) / 3)))
-    return f"{seconds * 1000.0**-exponent:.4g} {['s', 'ms', 'µs', 'ns', 'ps'][-exponent]}"
 
 
 def human_gap(gap: float | None) -> str:

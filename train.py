@@ -1,8 +1,8 @@
-"""Training from the command line: what --train asks for, batches from a file, the loop with its progress bar.
+"""Training from the command line: batches from a file, and the loop with its progress bar.
 
-step = training_step_of(graph, wanted)           the step that the options of `plan --train` describe
-batches = Batches(path, arrays, compiled)        consecutive slices of the planned batch size
-state = train(compiled, batches, ...)            metrics as JSON lines; NonFinite carries the last good state
+    Batches(path, arrays, inputs)       consecutive slices of the planned batch size
+    Run(compiled, state).train(...)     metrics as JSON lines; its state is always the last good one
+Planned steps and options are not here: rewrite/training.py, options.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,88 +21,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .program import TensorType, UserError
-from .rewrite.graph import Graph
-from .rewrite.optimizers import SGD, Adam, AdamW, Optimizer
-from .rewrite.training import LossSpec, TrainingStep, as_training_step, training_step
 
 if TYPE_CHECKING:
     from .runtime.training import CompiledStep, State
 
 Tell = Callable[[str], None]
 QUIET_SECONDS = 10.0  # between two plain lines, where there is no terminal
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The options of `plan --train` as they were given; None is the default."""
-
-    loss: str | None = None
-    label: str | None = None
-    optimizer: str | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    clip_norm: float | None = None
-    freeze: Sequence[str] | None = None
-    no_decay: Sequence[str] | None = None
-    bf16: bool | None = None
-    state: Sequence[str] | None = None
-
-    def given(self) -> list[str]:
-        """The options' names."""
-        return [
-            f"--{name.replace('_', '-')}"
-            for name, value in vars(self).items()
-            if value not in (None, [], False)
-        ]
-
-    def refuse(self) -> None:
-        """Without --train."""
-        if self.given():
-            raise UserError(f"{self.given()[0]}: only with --train")
-
-
-def training_step_of(graph: Graph, wanted: Wanted) -> TrainingStep:
-    """The training step that the options describe."""
-    if wanted.state:
-        others = [name for name in wanted.given() if name not in ("--state", "--loss")]
-        if others:
-            raise UserError(f"{others[0]}: not with --state, the model is a training step already")
-        return as_training_step(graph, list(wanted.state), loss=wanted.loss or "loss")
-    if wanted.loss is None:
-        raise UserError(
-            "--train: give the loss by --loss, one of the model's outputs or cross-entropy:OUTPUT or mse:OUTPUT; "
-            f"it has {', '.join(graph.outputs)}"
-        )
-    return training_step(
-        graph,
-        loss=_loss(wanted.loss, wanted.label, graph),
-        optimizer=_optimizer(wanted),
-        clip_norm=wanted.clip_norm,
-        frozen=list(wanted.freeze or ()),
-        no_decay=list(wanted.no_decay) if wanted.no_decay else None,
-        compute_dtype="bfloat16" if wanted.bf16 else None,
-    )
-
-
-def _loss(text: str, label: str | None, graph: Graph) -> str | LossSpec:
-    kind, colon, output = text.partition(":")
-    if text in graph.outputs or not colon:
-        if label is not None:
-            raise UserError(f"--label {label}: only with --loss cross-entropy:OUTPUT or mse:OUTPUT")
-        return text
-    return LossSpec(kind, output, label or "labels")
-
-
-def _optimizer(wanted: Wanted) -> Optimizer:
-    name = wanted.optimizer or "adamw"
-    if name not in ("adamw", "adam", "sgd"):
-        raise UserError(f"--optimizer {name!r}: expected adamw, adam or sgd")
-    if wanted.momentum is not None and name != "sgd":
-        raise UserError("--momentum: only with --optimizer sgd")
-    decay: dict[str, Any] = {} if wanted.weight_decay is None else {"weight_decay": wanted.weight_decay}
-    if name == "sgd":
-        return SGD(momentum=wanted.momentum or 0.0, **decay)
-    return AdamW(**decay) if name == "adamw" else Adam(**decay)
 
 
 # ------------------------------------------------------------------------------------------------ data

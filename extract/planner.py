@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..mesh import Layout, Mesh, Shard
-from ..planfile import Plan, human_bytes
+from ..planfile import Plan
 from ..program import UserError
 from ..rewrite.graph import Graph, Roles
 from ..rewrite.kinds import applications
 from ..rewrite.worker import rewrite_in_worker, saturate_in_worker
 from ..rules import RuleBook, load_rules
+from ..units import human_bytes
 from .build import Model, build
 from .emit import Memory, collective_table, emit, memory_use
 from .hardware import Hardware

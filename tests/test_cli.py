@@ -15,10 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from parallegg import cli, planfile
-from parallegg.cli import main, parse_bytes, parse_shapes
+from parallegg.cli import main
 from parallegg.extract import hardware
+from parallegg.options import parse_shapes
 from parallegg.program import UserError
 from parallegg.runtime.devices import ensure_devices
+from parallegg.units import parse_bytes
 from parallegg.verification.numbers import Comparison
 
 HERE = Path(__file__).parent
