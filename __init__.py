@@ -9,7 +9,8 @@
     step = parallegg.training_step(graph, loss=parallegg.LossSpec("mse", "y"), optimizer=parallegg.AdamW())
     training = parallegg.compile(parallegg.plan(step, "data=4").plan, graph)
     state = training.init()
-    state, metrics = training.step(state, {"x": x, "labels": labels}, learning_rate=1e-3)
+    rate = parallegg.schedules.cosine(1e-3, steps=1000, warmup=100)                 # or a number
+    state, metrics = training.step(state, {"x": x, "labels": labels}, rate)
 
 Planning never imports JAX; `run`, `verify` and `compile` do.
 """
@@ -21,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import schedules
 from .extract.hardware import Hardware, load_hardware
 from .extract.planner import DoesNotFit, Options, Planned, make_plan
 from .mesh import Layout, Mesh, Partial, Replicate, Shard, parse_layout
@@ -71,6 +73,7 @@ __all__ = [
     "plan",
     "run",
     "save",
+    "schedules",
     "training_step",
     "verify",
 ]

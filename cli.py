@@ -1,7 +1,7 @@
 """The command line: plan, show, run, train, verify, models, rules.
 
     main(argv)   runs one command; gives the exit code
-                 0 good, 1 refuted, infeasible or a loss that is not finite, 2 bad input, 3 internal error, 4 unknown
+                 0 good, 1 refuted or infeasible, 2 bad input or a loss that is not finite, 3 internal error, 4 unknown
 Results go to standard output (with --json: one JSON document), everything else to standard error. A user's mistake is
 one line, `error: ...`, found before anything is written; an internal error is one paragraph and a traceback in a file.
 JAX is imported by `run`, `train` and `verify` only.
@@ -9,12 +9,13 @@ JAX is imported by `run`, `train` and `verify` only.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,9 +44,11 @@ from . import run as run_plan
 from . import save as save_plan
 from . import verify as verify_plan
 from .arrays import draw_inputs, read_arrays, read_inputs, write_arrays
+from .batches import open_data
 from .console import Spinner, echo, echo_json, say
 from .models import resolve, samples
 from .options import (
+    Rates,
     Wanted,
     check_output,
     check_pins,
@@ -55,10 +58,11 @@ from .options import (
     training_step_of,
 )
 from .report import ROWS, describe, plain_table, plan_tables, summary_table
-from .train import Batches, Run
+from .train import Run, bar, finished_steps, metrics_file
 from .units import human_bytes, human_seconds
 
 GOOD, REFUTED, BAD_INPUT, INTERNAL, UNKNOWN = range(5)
+INTERRUPTED = 130  # as shells have it
 VERDICTS = {"proved": GOOD, "tested": GOOD, "refuted": REFUTED, "unknown": UNKNOWN}
 REPORT_TO = "the project's issue tracker"
 
@@ -94,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return REFUTED if isinstance(error, DoesNotFit) else BAD_INPUT
     except KeyboardInterrupt:
         say("interrupted")
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return GOOD
@@ -155,6 +159,15 @@ def _devices(plan: Plan) -> None:
     from .runtime.devices import ensure_devices
 
     say(f"devices: {ensure_devices(plan.mesh.size)}")
+
+
+@contextlib.contextmanager
+def _named(path: Path | None) -> Iterator[None]:
+    """A mistake in a file names it."""
+    try:
+        yield
+    except UserError as error:
+        raise error if path is None else UserError(f"{path}: {error}") from None
 
 
 def _load(model: str, shapes: Mapping[str, Sequence[int]]) -> Graph:
@@ -353,59 +366,88 @@ def train(
         str, typer.Option(metavar="MODEL", help="The model that was planned: it has the weights.")
     ],
     data: Annotated[
-        Path, typer.Option(help="An .npz file; each array has the examples of one input along dimension 0.")
+        str,
+        typer.Option(
+            metavar="DATA",
+            help="An .npz file with all examples of every input along dimension 0, or FILE.py:FUNCTION, "
+            "which yields dicts of arrays (the file is run).",
+        ),
     ],
     steps: Annotated[int, typer.Option(min=1, help="How many to do.")],
-    learning_rate: Annotated[float, typer.Option(min=0, help="The same at every step.")] = 1e-3,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=0, help="The highest of the schedule. Default: 0.001.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="Of the learning rate: constant (default), linear or cosine.")
+    ] = None,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Steps in which the rate rises.")] = None,
+    schedule_steps: Annotated[
+        int | None, typer.Option(min=1, help="When the rate has fallen. Default: with the last step.")
+    ] = None,
+    final_learning_rate: Annotated[
+        float | None, typer.Option(min=0, help="To which the rate falls. Default: 0.")
+    ] = None,
     repeat: Annotated[bool, typer.Option("--repeat", help="Start the data again at its end.")] = False,
+    skip: Annotated[
+        int | None, typer.Option(min=0, help="Batches to leave out. Default: those of the resumed steps.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on from a state that was written before.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Default: PLAN's stem + .state.npz.")
     ] = None,
-    metrics: Annotated[Path | None, typer.Option(help="Write a JSON line for every step.")] = None,
+    metrics: Annotated[
+        Path | None, typer.Option(help="Write a JSON line for every step; --resume adds to them.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Train a model under a plan; weights and moments are written at the end."""
-    from .runtime.training import NonFinite
-
     target = output or Path(f"{plan.stem}.state.npz")
     for path in (target, metrics):
         if path is not None:
             check_output(path)
+    given = Rates(learning_rate, schedule, warmup, schedule_steps, final_learning_rate)
     loaded = load_plan(plan)
     graph = _model_of(model, loaded)
-    arrays = read_arrays(data)
     before = None if resume is None else read_arrays(resume)
     _devices(loaded)
     compiled = compile_plan(loaded, graph)
-    batches = Batches(data, arrays, compiled.batch)
-    done = 0 if before is None else int(before.get(compiled.count, 0))
-    batches.require(steps, done + 1, repeat)
+    with _named(resume):
+        done = finished_steps(before or {}, compiled.count)
+    rate = given.rates(done + steps, compiled.learning_rate)
+    source = open_data(data, compiled.batch, compiled.check_batch)
+    skipped = done if skip is None else skip
+    source.require(steps, done + 1, skipped, repeat)
     with Spinner("placing weights") as progress:
-        training = Run(compiled, compiled.init(before))
+        with _named(resume):
+            training = Run(compiled, compiled.init(before))
         progress("compiling")
         compiled.prepare()
-    rate = learning_rate if compiled.learning_rate is not None else None
     start, failure = time.monotonic(), None
     try:
-        training.train(batches, steps, rate, metrics, say)
-    except NonFinite as error:
+        with metrics_file(metrics, done) as write, bar(steps) as show_step:
+            training.train(source.batches(skipped, repeat), steps, rate, [write, show_step])
+    except (UserError, KeyboardInterrupt) as error:
         failure = error
-    finally:  # also where it is interrupted
-        if not training.lost:
+    finally:  # also after an error of ours
+        if training.keeps:
             write_arrays(target, compiled.state_dict(training.state))
-    seconds, last = time.monotonic() - start, training.last
-    finished = training.state[compiled.count]
+    seconds, finished = time.monotonic() - start, training.finished
     if failure is not None:
-        say(f"error: {failure}; the state after {_steps(finished)} is in {target}")
-        return REFUTED
-    assert last is not None
+        interrupted = isinstance(failure, KeyboardInterrupt)
+        kept = (
+            f"the state after {_steps(finished)} is in {target}" if training.keeps else "no state is written"
+        )
+        say(f"{'interrupted' if interrupted else f'error: {failure}'}; {kept}")
+        return INTERRUPTED if interrupted else BAD_INPUT
+    first, last = training.first, training.last
+    assert first and last
     if as_json:
         echo_json({"plan": str(plan), "state": str(target), **last, "total_seconds": seconds})
         return GOOD
+    before_it = f" (step {first['step']}: {first['loss']:.4g})" if steps > 1 else ""
     echo(
         f"{_steps(finished - done)} on {loaded.mesh} in {human_seconds(seconds)}, after compiling",
-        f"loss {last['loss']:.4g} at step {last['step']}",
+        f"loss {last['loss']:.4g} at step {last['step']}{before_it}",
         f"state written to {target}",
     )
     return GOOD

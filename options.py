@@ -4,6 +4,7 @@
     check_pins(pins, graph, mesh)                   once the model is known
     check_output(path)                              before any work is done
     training_step_of(graph, wanted)                 the step that the options of `plan --train` describe
+    Rates(...).rates(steps, name)                learning rates by step, of the options of `train`
 A mistake is one line that names the option.
 """
 
@@ -21,6 +22,7 @@ from .program import UserError
 from .rewrite.graph import Graph
 from .rewrite.optimizers import SGD, Adam, AdamW, Optimizer
 from .rewrite.training import LossSpec, TrainingStep, as_training_step, training_step
+from .schedules import SCHEDULES, Schedule, constant
 from .units import parse_bytes
 
 
@@ -118,24 +120,25 @@ class Wanted:
     bf16: bool | None = None
     state: Sequence[str] | None = None
 
-    def given(self) -> list[str]:
-        """The options' names."""
-        return [
-            f"--{name.replace('_', '-')}"
-            for name, value in vars(self).items()
-            if value not in (None, [], False)
-        ]
-
     def refuse(self) -> None:
         """Without --train."""
-        if self.given():
-            raise UserError(f"{self.given()[0]}: only with --train")
+        for name in _given(self):
+            raise UserError(f"{name}: only with --train")
+
+
+def _given(options: Wanted | Rates) -> list[str]:
+    """The names of the options that were given."""
+    return [_option(name) for name, value in vars(options).items() if value is not None and value != []]
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def training_step_of(graph: Graph, wanted: Wanted) -> TrainingStep:
     """The training step that the options describe."""
     if wanted.state:
-        others = [name for name in wanted.given() if name not in ("--state", "--loss")]
+        others = [name for name in _given(wanted) if name not in ("--state", "--loss")]
         if others:
             raise UserError(f"{others[0]}: not with --state, the model is a training step already")
         return as_training_step(graph, list(wanted.state), loss=wanted.loss or "loss")
@@ -174,3 +177,34 @@ def _optimizer(wanted: Wanted) -> Optimizer:
     if name == "sgd":
         return SGD(momentum=wanted.momentum or 0.0, **decay)
     return AdamW(**decay) if name == "adamw" else Adam(**decay)
+
+
+# ------------------------------------------------------------------------------------------------ train
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The options of `train` about the learning rate as they were given; None is the default."""
+
+    learning_rate: float | None = None
+    schedule: str | None = None
+    warmup: int | None = None
+    schedule_steps: int | None = None
+    final_learning_rate: float | None = None
+
+    def rates(self, steps: int, input_: str | None) -> Schedule | None:
+        """Rates by step, where the last one is `steps`; None for a training step without such an input."""
+        if input_ is None:
+            for name in _given(self):
+                raise UserError(f"{name}: the plan's training step takes no learning rate")
+            return None
+        kind, peak = self.schedule or "constant", 1e-3 if self.learning_rate is None else self.learning_rate
+        if kind not in SCHEDULES:
+            raise UserError(f"--schedule {kind!r}: expected {', '.join(SCHEDULES)}")
+        if kind != "constant":
+            last = self.schedule_steps or steps
+            return SCHEDULES[kind](peak, last, warmup=self.warmup or 0, final=self.final_learning_rate or 0.0)
+        for name in ("schedule_steps", "final_learning_rate"):
+            if getattr(self, name) is not None:
+                raise UserError(f"{_option(name)}: only with --schedule linear or cosine")
+        return constant(peak, warmup=self.warmup or 0)

@@ -6,12 +6,16 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import os
+import re
+import signal
 from pathlib import Path
 
 import numpy as np
+import optax
 import parallegg
 import pytest
-from parallegg import cli
+from parallegg import cli, schedules
 from parallegg.builders import gpt, write
 from parallegg.extract.hardware import load_hardware
 from parallegg.extract.planner import prepare, random_plan
@@ -258,8 +262,9 @@ def test_train_writes_state_and_metrics(folder, planned, tmp_path, capsys):
     with np.load(state) as arrays:
         assert arrays["step"] == 4
         assert arrays["a"].shape == arrays["adam.mean.a"].shape == (256, 32)
-    assert train(folder, planned, "--steps", "1", "--resume", str(state), *paths) == cli.GOOD
-    assert json.loads(metrics.read_text())["step"] == 5
+    again = ["--repeat", "--resume", str(state)]
+    assert train(folder, planned, "--steps", "1", *again, *paths) == cli.GOOD
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [1, 2, 3, 4, 5]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "state.npz"]
 
 
@@ -322,19 +327,175 @@ def test_mistakes_in_training_are_one_line(folder, planned, tmp_path, capsys):
     assert not (tmp_path / "s.npz").exists()
 
 
-def test_nan_stops_and_keeps_the_last_good_state(folder, planned, tmp_path, capsys):
-    state = tmp_path / "state.npz"
-    assert train(folder, planned, "--steps", "1", "-o", str(state)) == cli.GOOD
-    with np.load(state) as file:
-        arrays = dict(file)
-    arrays["a"][0, 0] = np.nan
-    np.savez(tmp_path / "bad.npz", **arrays)
+BATCHES = """
+import itertools
+import numpy as np
+
+def batches():
+    rng = np.random.default_rng(0)
+    while True:
+        x = rng.standard_normal((4, 256), np.float32)
+        yield {"x": x, "labels": np.eye(16, dtype=np.float32)[rng.integers(0, 16, 4)]}
+
+def two():
+    return itertools.islice(batches(), 2)
+
+def changed(**change):
+    yield from two()
+    yield next(batches()) | change
+
+def infinite():
+    return changed(x=np.full((4, 256), np.inf, np.float32))
+
+def smaller():
+    return changed(labels=np.zeros((3, 16), np.float32))
+
+def integers():
+    return changed(labels=np.zeros((4, 16), np.int64))
+
+def fails():
+    yield from two()
+    raise OSError("disk is gone")
+"""
+
+
+@pytest.fixture(scope="module")
+def functions(folder) -> Path:
+    path = folder / "functions.py"
+    path.write_text(BATCHES)
+    return path
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(folder, planned, functions, tmp_path):
+    """Weights, moments, learning rates and batches: as if it had not stopped."""
+    fed = [
+        "--data",
+        f"{functions}:batches",
+        "--learning-rate",
+        "0.01",
+        "--schedule",
+        "cosine",
+        "--warmup",
+        "2",
+    ]
+    whole, parts = (
+        ["-o", str(tmp_path / f"{name}.npz"), "--metrics", str(tmp_path / f"{name}.jsonl"), *fed]
+        for name in ("whole", "parts")
+    )
+    assert train(folder, planned, *whole, "--steps", "5") == cli.GOOD
+    assert train(folder, planned, *parts, "--steps", "2", "--schedule-steps", "5") == cli.GOOD
+    assert train(folder, planned, *parts, "--steps", "3", "--resume", str(tmp_path / "parts.npz")) == cli.GOOD
+    with np.load(tmp_path / "whole.npz") as one, np.load(tmp_path / "parts.npz") as other:
+        assert set(one) == set(other)
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+    ones, others = (
+        [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("whole", "parts")
+    )
+    for key in ("step", "loss", "learning_rate"):
+        assert [line[key] for line in ones] == [line[key] for line in others]
+    assert ones[2]["learning_rate"] == 0.01 > ones[4]["learning_rate"]
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        ("two", "functions.py:two: data ends early, after 2 batches; --repeat starts again"),
+        ("fails", r"functions.py:\d+: OSError: disk is gone"),
+        (
+            "smaller",
+            r"functions.py:smaller: batch 3: input 'labels': expected float32\[4,16\], found float32\[3,16\]",
+        ),
+        ("integers", r"functions.py:integers: batch 3: input 'labels': .* found int64\[4,16\]"),
+        ("infinite", "step 3: the loss is nan; the first tensor that is not finite is 'x'"),
+    ],
+)
+def test_what_stops_a_run_keeps_the_last_good_state(
+    function, text, folder, planned, functions, tmp_path, capsys
+):
+    kept, good = tmp_path / "kept.npz", tmp_path / "good.npz"
+    assert train(folder, planned, "--data", f"{functions}:two", "--steps", "2", "-o", str(good)) == cli.GOOD
     capsys.readouterr()
-    more = ["--resume", str(tmp_path / "bad.npz"), "-o", str(tmp_path / "kept.npz")]
-    assert train(folder, planned, "--steps", "2", *more) == cli.REFUTED
-    assert "error: step 2: the loss is nan" in capsys.readouterr().err
-    with np.load(tmp_path / "kept.npz") as kept:
-        assert all(np.array_equal(kept[name], arrays[name], equal_nan=True) for name in arrays)
+    more = ["--data", f"{functions}:{function}", "--steps", "5", "-o", str(kept)]
+    assert train(folder, planned, *more) == cli.BAD_INPUT
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert re.search(f"{text}.*; the state after 2 steps is in {re.escape(str(kept))}$", line), line
+    with np.load(kept) as one, np.load(good) as other:
+        assert all(np.array_equal(one[name], other[name]) for name in other)
+
+
+def test_a_state_is_not_replaced_by_one_without_a_step(folder, planned, functions, tmp_path, capsys):
+    state = tmp_path / "state.npz"
+    state.write_text("something dear")
+    more = ["--data", f"{functions}:infinite", "--skip", "2", "--steps", "1", "-o", str(state)]
+    assert train(folder, planned, *more) == cli.BAD_INPUT
+    assert "step 1: the loss is nan" in (err := capsys.readouterr().err) and "no state is written" in err
+    assert state.read_text() == "something dear"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_waits_for_the_step(number, folder, planned, functions, tmp_path, capsys, monkeypatch):
+    """Without the wait the step would have used up the state."""
+
+    def interrupt(self, *arguments):
+        os.kill(os.getpid(), number)
+        return step(self, *arguments)
+
+    step = CompiledStep.step
+    monkeypatch.setattr(CompiledStep, "step", interrupt)
+    state = tmp_path / "state.npz"
+    more = ["--data", f"{functions}:batches", "--steps", "9", "-o", str(state)]
+    assert train(folder, planned, *more) == cli.INTERRUPTED
+    assert capsys.readouterr().err.endswith(f"interrupted; the state after 1 step is in {state}\n")
+    with np.load(state) as arrays:
+        assert arrays["step"] == 1
+
+
+def test_a_learning_rate_may_be_a_function_of_finished_steps(folder, planned):
+    compiled, batch = compiled_perceptron(folder / "mlp.onnx", planned), perceptron_batch()
+    for rate in (schedules.linear(0.02, 4), optax.linear_schedule(0.02, 0.0, 4)):
+        state, found = compiled.init(), []
+        for _ in range(2):
+            state, metrics = compiled.step(state, batch, rate)
+            found.append(metrics["learning_rate"])
+        assert found == pytest.approx([0.02, 0.015])
+    same, _ = compiled.step(compiled.init(), batch, 0.02)
+    same, _ = compiled.step(same, batch, 0.015)
+    for name, value in compiled.state_dict(state).items():
+        assert np.array_equal(value, compiled.state_dict(same)[name])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--schedule", "wave"], "--schedule 'wave': expected constant, linear, cosine"),
+        (["--schedule", "cosine", "--warmup", "3"], "schedule: a warmup of 3 steps leaves none of 3"),
+        (["--schedule-steps", "9"], "--schedule-steps: only with --schedule linear or cosine"),
+        (["--final-learning-rate", "0"], "--final-learning-rate: only with --schedule linear or cosine"),
+        (["--learning-rate", "nan"], "--learning-rate"),
+        (["--learning-rate", "inf"], "schedule: peak is inf"),
+        (["--learning-rate", "-1"], "--learning-rate"),
+        (["--resume", "data.npz"], "data.npz: state 'x': the plan has no such state; it has a, b"),
+        (["--resume", "partly.npz"], "partly.npz: state 'b': missing, expected float32[32,16]"),
+        (["--resume", "narrow.npz"], "narrow.npz: parameter 'a': expected float32[256,32], found float32[256,3]"),
+        (["--resume", "count.npz"], "count.npz: state 'step': expected the number of finished steps, found [1. 2.]"),
+        (["--metrics", "text.txt", "--resume", "state.npz"], "text.txt: cannot be continued"),
+    ],
+)  # fmt: skip
+def test_wrong_options_of_train_are_one_line(arguments, text, folder, planned, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    compiled = compiled_perceptron(folder / "mlp.onnx", planned)
+    state = compiled.state_dict(compiled.init()) | {"step": np.int64(1)}
+    np.savez("state.npz", **state)
+    np.savez("partly.npz", a=state["a"])
+    np.savez("narrow.npz", **state | {"a": state["a"][:, :3]})
+    np.savez("count.npz", **state | {"step": np.array([1.0, 2.0])})
+    Path("text.txt").write_text("notes\n")
+    np.savez("data.npz", x=np.zeros(1))
+    assert train(folder, planned, "--steps", "3", "--repeat", *arguments, "-o", "new.npz") == cli.BAD_INPUT
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert text in line
+    assert not Path("new.npz").exists() and Path("text.txt").read_text() == "notes\n"
 
 
 @pytest.mark.parametrize(
