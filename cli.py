@@ -57,7 +57,8 @@ from .options import (
     parse_shapes,
     training_step_of,
 )
-from .report import ROWS, describe, plain_table, plan_tables, summary_table
+from .report import describe
+from .tables import ROWS, plain_table, plan_tables, summary_table
 from .train import Run, bar, finished_steps, metrics_file
 from .units import human_bytes, human_seconds
 

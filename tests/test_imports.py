@@ -29,7 +29,7 @@ MAY_IMPORT = {
 }
 SURFACE = {
     "__init__", "__main__", "arrays", "batches", "builders", "cli", "console", "models", "options", "report",
-    "schedules", "train",
+    "schedules", "tables", "train",
 }  # fmt: skip
 WITHOUT_JAX = ("program", "mesh", "planfile", "rules", "rewrite", "extract")
 

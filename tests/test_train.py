@@ -304,10 +304,53 @@ def test_a_net_in_training_mode_trains(tmp_path):
             assert np.abs(saved[statistic.name] - tensor_source(graph)(statistic.name)).min() > 1e-4
 
 
-def test_verify_and_show_know_training_plans(folder, planned, capsys):
+def test_verify_knows_training_plans(folder, planned, capsys):
     assert cli.main(["verify", str(folder / "mlp.onnx"), str(planned)]) == cli.GOOD
     assert capsys.readouterr().out.startswith("tested")
+
+
+def test_show_tells_state_from_what_is_fed(planned, capsys):
+    assert cli.main(["show", str(planned), "--json"]) == cli.GOOD
+    facts = json.loads(capsys.readouterr().out)
+    inputs = {port["name"]: port for port in facts["inputs"]}
+    kinds = {name: port["kind"] for name, port in inputs.items() if port["kind"] != "constant"}
+    moments = [f"adam.{kind}.{weight}" for weight in "ab" for kind in ("mean", "square")]
+    state = dict.fromkeys([*moments, "a", "b"], "state")
+    assert kinds == {
+        "x": "input", "labels": "input", "learning_rate": "learning_rate", "step": "step", **state
+    }  # fmt: skip
+    assert (inputs["a"]["role"], inputs["adam.mean.a"]["role"]) == ("weight", "moment")
+    assert inputs["adam.square.b"]["of"] == "b"
+    assert facts["memory"]["state"] == sum(inputs[name]["local_bytes"] for name in state)
+    outputs = {port["name"]: (port["kind"], port.get("of")) for port in facts["outputs"]}
+    assert outputs["loss"] == ("loss", None) and outputs["new.a"] == ("next_state", "a")
+
+
+def test_show_has_a_row_for_a_weight_and_its_moments(planned, capsys):
     assert cli.main(["show", str(planned)]) == cli.GOOD
+    out = capsys.readouterr().out
+    tables = {table.splitlines()[0]: table for table in out.split("\n\n")}
+    state = tables["state: weights and the optimizer's moments"].splitlines()
+    assert [line.split()[0] for line in state[2:]] == ["a", "b"]
+    assert "adam" not in out and "new." not in out
+    fed = [line.split()[0] for line in tables["inputs and outputs"].splitlines()[2:]]
+    assert fed == ["x", "labels", "learning_rate", "step", "loss"]
+    assert "memory a device   state " in out
+
+
+def test_show_folds_layers_unless_all_are_asked_for(folder, tmp_path, capsys):
+    step = parallegg.training_step(
+        parallegg.load(folder / "gpt.onnx"),
+        loss=parallegg.LossSpec("cross-entropy", "logits"),
+        optimizer=parallegg.SGD(),
+    )
+    parallegg.save(parallegg.plan(step, "data=1").plan, tmp_path / "plan.onnx")
+    assert cli.main(["show", str(tmp_path / "plan.onnx")]) == cli.GOOD
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "mlp.c_fc.weight" in line]
+    assert row.split()[:4] == ["transformer.h.*.mlp.c_fc.weight", "2", "float32", "12x48"]
+    assert cli.main(["show", str(tmp_path / "plan.onnx"), "--all"]) == cli.GOOD
+    rows = [line for line in capsys.readouterr().out.splitlines() if "mlp.c_fc.weight" in line]
+    assert [row.split()[0] for row in rows] == [f"transformer.h.{i}.mlp.c_fc.weight" for i in range(2)]
 
 
 def test_mistakes_in_training_are_one_line(folder, planned, tmp_path, capsys):
