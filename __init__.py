@@ -88,13 +88,15 @@ def plan(
     memory_bytes: int | None = None,
     rules: Sequence[str | Path] = (),
     pins: Mapping[str, str | Layout] | None = None,
+    scheme: str | None = None,
     options: Options | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Planned:
     """Plan a model (a `Graph`, a `TrainingStep` of one, or an ONNX file with `shapes`) on a mesh.
 
-    `rules` are further rule files; `pins` fixes layouts by tensor name, such as `{"logits": "S0,R"}`. Raises UserError
-    for a mistake in what was given, DoesNotFit when no plan fits in `memory_bytes` a device.
+    `rules` are further rule files; `pins` fixes layouts by tensor name, such as `{"logits": "S0,R"}`.
+    `scheme="data-parallel"` allows only plans of plain data parallelism, to compare with. Raises UserError for a
+    mistake in what was given, DoesNotFit when no plan fits in `memory_bytes` a device.
     """
     if isinstance(model, TrainingStep):
         graph, roles = model.graph, Roles(model.phases, model.state)
@@ -109,6 +111,7 @@ def plan(
         memory_bytes=memory_bytes,
         pins=layouts,
         roles=roles,
+        scheme=scheme,
         options=options,
         progress=progress,
     )

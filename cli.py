@@ -1,4 +1,4 @@
-"""The command line: plan, show, run, train, verify, models, rules.
+"""The command line: plan, show, compare, run, train, verify, models, rules.
 
     main(argv)   runs one command; gives the exit code
                  0 good, 1 refuted or infeasible, 2 bad input or a loss that is not finite, 3 internal error, 4 unknown
@@ -58,7 +58,7 @@ from .options import (
     training_step_of,
 )
 from .report import describe
-from .tables import ROWS, plain_table, plan_tables, summary_table
+from .tables import ROWS, compared, plain_table, plan_tables, summary_table
 from .train import Run, bar, finished_steps, metrics_file
 from .units import human_bytes, human_seconds
 
@@ -224,6 +224,9 @@ def plan(
     pin: Annotated[
         list[str] | None, typer.Option(help="Placement of a tensor: logits=S0,R. Repeatable.")
     ] = None,
+    scheme: Annotated[
+        str | None, typer.Option(help="Only plans of this kind, to compare with: data-parallel.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Default: MODEL's stem + .plan.onnx.")
     ] = None,
@@ -276,7 +279,7 @@ def plan(
         check_pins(pins, step.graph if step else graph, parsed_mesh)
         planned = make_plan(
             step or graph, parsed_mesh, hardware=profile, memory_bytes=limit, rules=rules or (), pins=pins,
-            options=_options(time_limit, node_limit), progress=progress,
+            scheme=scheme, options=_options(time_limit, node_limit), progress=progress,
         )  # fmt: skip
     save_plan(planned.plan, target)
     for warning in planned.warnings:
@@ -309,16 +312,40 @@ def show(
     as_json: JsonOption = False,
 ) -> int:
     """Say what a plan does: cost, collectives, memory, placements."""
-    loaded = load_plan(plan)
-    try:
-        facts = describe(loaded)
-    except (KeyError, IndexError, TypeError, ValueError) as error:  # somebody edited its program
-        raise UserError(f"{plan}: is not a consistent plan: {type(error).__name__}: {error}") from None
+    facts = _facts(plan)
     if as_json:
         echo_json({"plan": str(plan), **facts})
         return GOOD
     echo(*plan_tables(facts, None if everything else ROWS))
     return GOOD
+
+
+@app.command()
+def compare(
+    plans: Annotated[list[Path], typer.Argument(metavar="PLAN…", help="Plan files.")],
+    as_json: JsonOption = False,
+) -> int:
+    """Show plans side by side: predicted time, what is sent, what is held."""
+    found = {str(path): _facts(path) for path in plans}
+    if as_json:
+        left_out = ("inputs", "outputs", "rules")
+        kept = [
+            {"plan": name, **{key: value for key, value in facts.items() if key not in left_out}}
+            for name, facts in found.items()
+        ]
+        echo_json(kept)
+        return GOOD
+    echo(compared(found))
+    return GOOD
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """What there is to say about a plan file."""
+    loaded = load_plan(path)
+    try:
+        return describe(loaded)
+    except (KeyError, IndexError, TypeError, ValueError) as error:  # somebody edited its program
+        raise UserError(f"{path}: is not a consistent plan: {type(error).__name__}: {error}") from None
 
 
 @app.command()

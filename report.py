@@ -21,6 +21,7 @@ from .rewrite.terms import Head, encode
 REPORTED = (
     "model",
     "hardware",
+    "scheme",
     "cost_s",
     "bound_s",
     "gap",

@@ -2,6 +2,7 @@
 
     plan_tables(facts)          after `show`
     summary_table(facts, ..)    the few lines after `plan`
+    compared(plans)             plans side by side
     plain_table, two_columns    the looks of every table
 Long lists of tensors are folded: names that differ in numbers between dots or slashes, and agree in all else, are one
 row. A weight and its moments are one row, too.
@@ -66,6 +67,8 @@ def two_columns(rows: Sequence[tuple[str, str]]) -> Table:
 
 def _cost_rows(facts: Facts) -> list[tuple[str, str]]:
     rows = [("mesh", human_mesh(facts["mesh"]))]
+    if facts["scheme"] is not None:
+        rows.append(("plans allowed", facts["scheme"]))
     if facts["cost_s"] is not None:
         rows.append(("predicted step", f"{human_seconds(facts['cost_s'])} on {facts['hardware']}"))
     if facts["bound_s"] is not None:
@@ -109,6 +112,47 @@ def plan_tables(facts: Facts, rows: int | None = ROWS) -> Iterator[Table | str]:
     yield from _placements("inputs and outputs", [*fed, *results], axes, rows)
     yield from _states([port for port in inputs if port["kind"] == "state"], axes, rows)
     yield from _placements("parameters", held, axes, rows)
+
+
+COMPARED: tuple[tuple[str, Callable[[Facts], float | None], Callable[[float], str]], ...] = (
+    ("predicted step", lambda facts: facts["cost_s"], human_seconds),
+    ("computing", lambda facts: (facts["breakdown"] or {}).get("compute_s"), human_seconds),
+    ("sending", lambda facts: sending_seconds(facts), human_seconds),
+    ("sent a device", lambda facts: facts["bytes_sent"], human_bytes),
+    ("state a device", lambda facts: facts["memory"].get("state"), human_bytes),
+    ("peak memory", lambda facts: facts["memory"]["peak"], human_bytes),
+)
+
+
+def sending_seconds(facts: Facts) -> float | None:
+    """Predicted for all collectives."""
+    parts = facts["breakdown"]
+    return None if parts is None else sum(parts["collectives_s"].values())
+
+
+def compared(plans: Mapping[str, Facts]) -> Table:
+    """Plans by name, side by side; percentages are of the first."""
+    table = plain_table("", *plans, right=tuple(plans))
+    for title, words in (
+        ("model", lambda facts: str(facts["model"])),
+        ("plans allowed", lambda facts: facts["scheme"] or "all"),
+        ("mesh", lambda facts: human_mesh(facts["mesh"])),
+        ("hardware", lambda facts: str(facts["hardware"])),
+    ):
+        table.add_row(title, *map(words, plans.values()))
+    for title, value, words in COMPARED:
+        found = [value(facts) for facts in plans.values()]
+        if any(found):
+            table.add_row(title, *(_against(one, found[0], words) for one in found))
+    return table
+
+
+def _against(value: float | None, first: float | None, words: Callable[[float], str]) -> str:
+    if value is None:
+        return "unknown"
+    if not first or value == first:
+        return words(value)
+    return f"{words(value)} ({100 * (value / first - 1):+.0f} %)"
 
 
 def _collective_tables(facts: Facts) -> Iterator[Table | str]:

@@ -25,6 +25,7 @@ from .build import Model, build
 from .emit import Memory, collective_table, emit, memory_use
 from .hardware import Hardware
 from .problem import Infeasible, Problem, Solution
+from .schemes import restricted
 from .search import solve
 
 GAP = 1e-3  # the search stops when it has proved this
@@ -69,13 +70,15 @@ def make_plan(
     memory_bytes: int | None = None,
     pins: Mapping[str, Layout] | None = None,
     roles: Roles | None = None,
+    scheme: str | None = None,
     options: Options | None = None,
     progress: Progress = lambda _: None,
 ) -> Planned:
     """The cheapest plan found, its proved bound, and what it holds and sends.
 
     `memory_bytes` bounds what one device holds at once (default: the profile's memory); raises DoesNotFit with the
-    smallest limit known to be feasible. `roles` are those of a training step's nodes and leaves.
+    smallest limit known to be feasible. `roles` are those of a training step's nodes and leaves; `scheme` allows only
+    the plans of schemes.py's scheme of that name.
     """
     options = options or Options()
     book = book or load_rules()
@@ -83,13 +86,18 @@ def make_plan(
     model = prepare(
         graph, mesh, hardware, book=book, pins=pins, roles=roles, options=options, progress=progress
     )
+    if scheme is not None:
+        model = restricted(model, scheme)
     searching = time.monotonic()
     limit = hardware.memory_bytes if memory_bytes is None else memory_bytes
     solution, plan, rules, memory = _within(model, limit, options, progress)
     report = _report(
         model, solution, memory, hardware, limit, searching - start, time.monotonic() - searching
     )
-    plan = replace(plan, metadata=_metadata(model, solution, memory, hardware, book, rules))
+    metadata = _metadata(model, solution, memory, hardware, book, rules)
+    if scheme is not None:
+        report["scheme"] = metadata["scheme"] = scheme
+    plan = replace(plan, metadata=metadata)
     report["collectives"] = collective_table(plan)
     return Planned(plan, report, tuple(_idle_axes(model)))
 
