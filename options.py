@@ -155,6 +155,7 @@ def training_step_of(graph: Graph, wanted: Wanted) -> TrainingStep:
         frozen=list(wanted.freeze or ()),
         no_decay=list(wanted.no_decay) if wanted.no_decay else None,
         compute_dtype="bfloat16" if wanted.bf16 else None,
+        strict=True,  # a weight that stays as it is may be a mistake; --freeze says that it is none
     )
 
 

@@ -217,6 +217,16 @@ def test_a_wrong_batch_is_one_line(folder, planned):
     ):
         with pytest.raises(UserError, match=text):
             compiled.step(state, good | change, 0.1)
+    split = parallegg.training_step(
+        parallegg.load(folder / "mlp.onnx"), loss=parallegg.LossSpec("mse", "y"), optimizer=parallegg.SGD()
+    )
+    plan = parallegg.plan(split, "data=2,model=2", scheme="data-parallel").plan
+    with pytest.raises(UserError, match=r"'x': .*; 3 examples cannot be split over data=2 and model=2"):
+        parallegg.compile(plan, split.graph).check_batch({name: array[:3] for name, array in good.items()})
+    with pytest.raises(UserError, match=r"'x': .*; the plan takes 4 examples at a time"):
+        parallegg.compile(plan, split.graph).check_batch(
+            {name: np.tile(x, (2, 1)) for name, x in good.items()}
+        )
     with pytest.raises(UserError, match="batch: input 'labels' is missing"):
         compiled.step(state, {"x": good["x"]}, 0.1)
     with pytest.raises(UserError, match="learning_rate: missing"):
@@ -558,3 +568,66 @@ def test_mistakes_in_planning_are_one_line(folder, tmp_path, capsys, arguments, 
     target = str(tmp_path / "plan.onnx")
     assert cli.main(["plan", model, "--mesh", "data=2", "-o", target, *arguments]) == cli.BAD_INPUT
     assert text in capsys.readouterr().err
+
+
+CROSS_ENTROPY = ("--loss", "cross-entropy:y")
+WRONG_STEPS = {
+    "a weight without gradient": (models.two_heads, {}, CROSS_ENTROPY, "gives no gradient to 'b': freeze what"),
+    "no weight with gradient": (models.without_gradient, {}, ("--loss", "loss"), "gives no gradient to 'a'"),
+    "labels of another type": (
+        models.with_labels,
+        {"type_": models.TensorProto.FLOAT},
+        CROSS_ENTROPY,
+        "the label input 'labels' is float32[4], expected int64[4]",
+    ),
+    "labels of another shape": (
+        models.with_labels,
+        {"shape": (3,)},
+        CROSS_ENTROPY,
+        "the label input 'labels' is int64[3], expected int64[4]",
+    ),
+    "labels that are no input": (
+        models.two_heads,
+        {},
+        (*CROSS_ENTROPY, "--label", "a"),
+        "the label 'a' is a tensor of the model, but no input",
+    ),
+    "no such output": (models.two_heads, {}, ("--loss", "mse:q"), "no output 'q'; it has y, z"),
+    "a loss that is no scalar": (models.two_heads, {}, ("--loss", "y"), "'y' is float32[4,6], not a floating scalar"),
+    "state of another shape": (
+        models.given_step,
+        {"shape": (8, 5)},
+        ("--state", "p.{} -> new.{}"),
+        "state 'p.a' is float32[8,5], but its new value 'new.a' is float32[8,6]",
+    ),
+    "state without a pair": (
+        models.given_step,
+        {},
+        ("--state", "q.{} -> new.{}"),
+        "state 'q.{} -> new.{}': matches no input with its output; the inputs are x, p.a",
+    ),
+    "state that is no pattern": (models.given_step, {}, ("--state", "p.a"), "expected a pattern such as"),
+    "a batch that the mesh does not divide": (
+        models.two_heads,
+        {},
+        (*CROSS_ENTROPY, "--freeze", "b", "--shape", "x=3x8", "--pin", "x=S0"),
+        "--pin x=S0: S0 on axis 'data': 2 does not divide 3",
+    ),
+    "a batch that is not for every device": (
+        models.two_heads,
+        {},
+        (*CROSS_ENTROPY, "--freeze", "b", "--shape", "x=3x8", "--scheme", "data-parallel"),
+        "data-parallel: the 3 examples of input 'x' cannot be split over 2 devices",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_STEPS)
+def test_wrong_training_steps_are_one_line(case, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make, options, arguments, text = WRONG_STEPS[case]
+    make(Path("m.onnx"), **options)
+    assert cli.main(["plan", "m.onnx", "--train", "--mesh", "data=2", *arguments]) == cli.BAD_INPUT
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert line.startswith("error: ") and text in line
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
