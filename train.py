@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .runtime.training import CompiledStep, State
 
 Write = Callable[[Mapping[str, Any]], None]  # takes the metrics of a step
-QUIET_SECONDS = 10.0  # between two plain lines, where there is no terminal
+FIRST_WAIT, LAST_WAIT = 1.0, 60.0  # seconds between two plain lines, where there is no terminal; it doubles
 
 
 @dataclass
@@ -160,12 +160,12 @@ def bar(steps: int) -> Iterator[Write]:
         return f"loss {line['loss']:.4g}, {line['seconds']:.3g} s a step{speed}"
 
     if not sys.stderr.isatty():
-        said = -QUIET_SECONDS
+        due, wait = 0.0, FIRST_WAIT
 
         def tell(line: Mapping[str, Any]) -> None:
-            nonlocal said
-            if time.monotonic() - said > QUIET_SECONDS:
-                said = time.monotonic()
+            nonlocal due, wait
+            if time.monotonic() >= due:
+                due, wait = time.monotonic() + wait, min(2 * wait, LAST_WAIT)
                 say(f"step {line['step']}: {text(line)}")
 
         yield tell
