@@ -31,7 +31,7 @@ run: $(INSTALLED)
 	@printf '\n== train: under the plan, on what the standard library of Python says of itself ==\n'
 	$(BIN)/parallegg train $(PLAN) --model run/gpt.onnx --data examples/docstrings.py:batches --steps 200 \
 	  --learning-rate 0.003 --schedule cosine --warmup 20 --metrics run/metrics.jsonl -o run/gpt.state.npz
-	@printf '\n== verify: loss, gradients and updates of the plan against the model, in float64 ==\n'
+	@printf '\n== verify: loss, weights and moments after a step of the plan against the model, in float64 ==\n'
 	$(BIN)/parallegg verify run/gpt.onnx $(PLAN)
 	@printf '\nDone. In run/: the plan (%s, for any ONNX viewer), metrics.jsonl, the trained weights.\n' $(PLAN)
 

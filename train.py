@@ -156,7 +156,7 @@ def bar(steps: int) -> Iterator[Write]:
     """A bar on a terminal; plain lines, few, elsewhere."""
 
     def text(line: Mapping[str, Any]) -> str:
-        speed = f", {line['tokens_per_s']:.3g} tokens/s" if "tokens_per_s" in line else ""
+        speed = f", {line['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in line else ""
         return f"loss {line['loss']:.4g}, {line['seconds']:.3g} s a step{speed}"
 
     if not sys.stderr.isatty():
