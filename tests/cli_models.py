@@ -108,6 +108,15 @@ def without_gradient(path: Path) -> Path:
     return save(path, nodes, [("x", [4, 8])], [("loss", [])], [("a", np.ones((8, 6), np.float32))])
 
 
+def root(path: Path) -> Path:
+    """y = sqrt(x a): where that is 0, its gradient is infinite."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"], "first"),
+        helper.make_node("Sqrt", ["h"], ["y"], "root"),
+    ]
+    return save(path, nodes, [("x", [4, 8])], [("y", [4, 6])], [("a", np.ones((8, 6), np.float32))])
+
+
 def given_step(path: Path, *, shape: tuple[int, ...] = (8, 6)) -> Path:
     """A step of p.a, whose next value is of another shape if its own is not (8, 6)."""
     nodes = [

@@ -252,6 +252,25 @@ def test_a_loss_that_is_not_finite_leaves_the_state(folder, planned):
     assert all(np.array_equal(kept[key], huge[key]) for key in huge)
 
 
+@pytest.mark.parametrize("pin", ["R,R", "S0,S1"])
+def test_gradients_that_are_not_finite_leave_the_state(pin, tmp_path):
+    """On every device, also those whose part of the gradient is finite; the loss is finite."""
+    ensure_devices(8)
+    graph = parallegg.load(models.root(tmp_path / "root.onnx"))
+    loss = parallegg.LossSpec("mse", "y")
+    step = parallegg.training_step(graph, loss=loss, optimizer=parallegg.AdamW())
+    compiled = parallegg.compile(parallegg.plan(step, "data=2,model=2", pins={"a": pin}).plan, graph)
+    batch = {"x": np.ones((4, 8), np.float32), "labels": np.zeros((4, 6), np.float32)}
+    before = compiled.state_dict(compiled.init())
+    before["a"] = before["a"] * (np.arange(6) > 0)  # the first column of x a is 0
+    with pytest.raises(
+        NonFinite, match=r"step 1: the loss is \d.*, its update is not finite; the first .* is"
+    ) as caught:
+        compiled.step(compiled.init(before), batch, 0.01)
+    kept = compiled.state_dict(caught.value.state)
+    assert all(np.array_equal(kept[name], before[name]) for name in before)
+
+
 # ------------------------------------------------------------------------------------------------ the command line
 
 
