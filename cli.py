@@ -322,7 +322,7 @@ def show(
 
 @app.command()
 def compare(
-    plans: Annotated[list[Path], typer.Argument(metavar="PLAN…", help="Plan files.")],
+    plans: Annotated[list[Path], typer.Argument(metavar="PLAN", help="Plan files.")],
     as_json: JsonOption = False,
 ) -> int:
     """Show plans side by side: predicted time, what is sent, what is held."""
@@ -459,26 +459,29 @@ def train(
     finally:  # also after an error of ours
         if training.keeps:
             write_arrays(target, compiled.state_dict(training.state))
-    seconds, finished = time.monotonic() - start, training.finished
     if failure is not None:
-        interrupted = isinstance(failure, KeyboardInterrupt)
-        kept = (
-            f"the state after {_steps(finished)} is in {target}" if training.keeps else "no state is written"
-        )
-        say(f"{'interrupted' if interrupted else f'error: {failure}'}; {kept}")
-        return INTERRUPTED if interrupted else BAD_INPUT
-    first, last = training.first, training.last
+        return _stopped(failure, training, target)
+    first, last, seconds = training.first, training.last, time.monotonic() - start
     assert first and last
     if as_json:
         echo_json({"plan": str(plan), "state": str(target), **last, "total_seconds": seconds})
         return GOOD
     before_it = f" (step {first['step']}: {first['loss']:.4g})" if steps > 1 else ""
     echo(
-        f"{_steps(finished - done)} on {loaded.mesh} in {human_seconds(seconds)}, after compiling",
+        f"{_steps(steps)} on {loaded.mesh} in {human_seconds(seconds)}, after compiling",
         f"loss {last['loss']:.4g} at step {last['step']}{before_it}",
         f"state written to {target}",
     )
     return GOOD
+
+
+def _stopped(failure: UserError | KeyboardInterrupt, training: Run, target: Path) -> int:
+    """Say why training stopped, and where its state is."""
+    kept = f"the state after {_steps(training.finished)} is in {target}"
+    interrupted = isinstance(failure, KeyboardInterrupt)
+    why = "interrupted" if interrupted else f"error: {' '.join(str(failure).splitlines())}"
+    say(f"{why}; {kept if training.keeps else 'no state is written'}")
+    return INTERRUPTED if interrupted else BAD_INPUT
 
 
 def _steps(count: int) -> str:
@@ -526,7 +529,7 @@ def models(as_json: JsonOption = False) -> int:
 
 @rules_app.command("list")
 def list_rules(
-    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE…", help="Rule files to add.")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Rule files to add.")] = None,
     as_json: JsonOption = False,
 ) -> int:
     """List rules by name, with where they stand; refuses a file with a mistake."""
