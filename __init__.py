@@ -134,7 +134,16 @@ def _training(step: TrainingStep) -> dict[str, Any]:
         "step": step.step,
         "initial": dict(step.initial),
         "frozen": list(step.frozen),
+        "statistics": _statistics(step),
     }
+
+
+def _statistics(step: TrainingStep) -> list[str]:
+    """The weights that the forward part updates: running averages, which have no gradient."""
+    new, phases = dict(step.state), step.phases
+    made = {tensor: node.name for node in step.graph.nodes for tensor in node.outputs}
+    weights = [name for name, kind in step.initial.items() if kind == "parameter"]
+    return [name for name in weights if phases.get(made.get(new[name], "")) == 0]
 
 
 def run(plan: Plan, model: Graph | str | Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -57,7 +57,8 @@ def describe(plan: Plan, hardware: Hardware | None = None) -> dict[str, Any]:
 def _roles(plan: Plan) -> dict[str, dict[str, Any]]:
     """What the inputs and outputs of a training step are, beyond inputs and outputs, by name.
 
-    State is a weight, or a moment (of a weight, if its name says so), or neither where the model was a training step.
+    State is a weight, a statistic (the running average of a BatchNormalization), or a moment (of a weight, if its name
+    says so); or none of these where the model was a training step.
     """
     training = plan.metadata.get("training", {})
     roles: dict[str, dict[str, Any]] = {
@@ -68,7 +69,7 @@ def _roles(plan: Plan) -> dict[str, dict[str, Any]]:
     for name, new in plan.state:
         roles[name], roles[new] = {"kind": "state"}, {"kind": "next_state", "of": name}
         if name in weights:
-            roles[name]["role"] = "weight"
+            roles[name]["role"] = "statistic" if name in training.get("statistics", ()) else "weight"
         elif initial.get(name) == "zeros":
             owners = [weight for weight in weights if name.endswith(f".{weight}")]
             roles[name] |= {"role": "moment", "of": max(owners, key=len, default=None)}

@@ -204,7 +204,11 @@ def _states(ports: Sequence[Facts], axes: Sequence[str], rows: int | None) -> It
     groups = _folded([port for port in ports if not port.get("of")], placed, rows)
     counted = any(len(group) > 1 for group in groups)
     optional = [*(["count"] if counted else [])], [*(["moments"] if moments else [])]
-    title = "state: weights and the optimizer's moments" if moments else "state"
+    roles = {port.get("role") for port in ports}
+    named = {"weight": "weights", "moment": "the optimizer's moments", "statistic": "running averages"}
+    title = ": ".join(
+        filter(None, ("state", ", ".join(words for role, words in named.items() if role in roles)))
+    )
     table = _table(("name", *optional[0], "type", "shape", *axes, *optional[1], "a device"), title)
     for group in groups[:rows]:
         port = group[0]

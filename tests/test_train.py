@@ -23,6 +23,7 @@ from parallegg.extract.sampling import random_choice
 from parallegg.mesh import Mesh
 from parallegg.planfile import to_bytes
 from parallegg.program import UserError
+from parallegg.report import describe
 from parallegg.rewrite.graph import Roles, tensor_source
 from parallegg.rules import load_rules
 from parallegg.runtime.devices import ensure_devices
@@ -328,6 +329,9 @@ def test_a_net_in_training_mode_trains(tmp_path):
     losses = [json.loads(line)["loss"] for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     assert losses[-1] < 0.5 * losses[0]
     graph = parallegg.load(CNN)
+    shown = describe(parallegg.load_plan(plan))["inputs"]
+    averages = {port["name"] for port in shown if port.get("role") == "statistic"}
+    assert averages == {statistic.name for statistic in graph.statistics}
     with np.load(state) as saved:
         for statistic in graph.statistics:
             assert np.abs(saved[statistic.name] - tensor_source(graph)(statistic.name)).min() > 1e-4
@@ -359,7 +363,7 @@ def test_show_has_a_row_for_a_weight_and_its_moments(planned, capsys):
     assert cli.main(["show", str(planned)]) == cli.GOOD
     out = capsys.readouterr().out
     tables = {table.splitlines()[0]: table for table in out.split("\n\n")}
-    state = tables["state: weights and the optimizer's moments"].splitlines()
+    state = tables["state: weights, the optimizer's moments"].splitlines()
     assert [line.split()[0] for line in state[2:]] == ["a", "b"]
     assert "adam" not in out and "new." not in out
     fed = [line.split()[0] for line in tables["inputs and outputs"].splitlines()[2:]]
