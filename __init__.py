@@ -9,7 +9,8 @@
     step = parallegg.training_step(graph, loss=parallegg.LossSpec("mse", "y"), optimizer=parallegg.AdamW())
     training = parallegg.compile(parallegg.plan(step, "data=4").plan, graph)
     state = training.init()
-    state, metrics = training.step(state, {"x": x, "labels": labels}, learning_rate=1e-3)
+    rate = parallegg.schedules.cosine(1e-3, steps=1000, warmup=100)                 # or a number
+    state, metrics = training.step(state, {"x": x, "labels": labels}, rate)
 
 Planning never imports JAX; `run`, `verify` and `compile` do.
 """
@@ -21,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import schedules
 from .extract.hardware import Hardware, load_hardware
 from .extract.planner import DoesNotFit, Options, Planned, make_plan
 from .mesh import Layout, Mesh, Partial, Replicate, Shard, parse_layout
@@ -71,6 +73,7 @@ __all__ = [
     "plan",
     "run",
     "save",
+    "schedules",
     "training_step",
     "verify",
 ]
@@ -85,13 +88,15 @@ def plan(
     memory_bytes: int | None = None,
     rules: Sequence[str | Path] = (),
     pins: Mapping[str, str | Layout] | None = None,
+    scheme: str | None = None,
     options: Options | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Planned:
     """Plan a model (a `Graph`, a `TrainingStep` of one, or an ONNX file with `shapes`) on a mesh.
 
-    `rules` are further rule files; `pins` fixes layouts by tensor name, such as `{"logits": "S0,R"}`. Raises UserError
-    for a mistake in what was given, DoesNotFit when no plan fits in `memory_bytes` a device.
+    `rules` are further rule files; `pins` fixes layouts by tensor name, such as `{"logits": "S0,R"}`.
+    `scheme="data-parallel"` allows only plans of plain data parallelism, to compare with. Raises UserError for a
+    mistake in what was given, DoesNotFit when no plan fits in `memory_bytes` a device.
     """
     if isinstance(model, TrainingStep):
         graph, roles = model.graph, Roles(model.phases, model.state)
@@ -106,6 +111,7 @@ def plan(
         memory_bytes=memory_bytes,
         pins=layouts,
         roles=roles,
+        scheme=scheme,
         options=options,
         progress=progress,
     )
@@ -128,7 +134,16 @@ def _training(step: TrainingStep) -> dict[str, Any]:
         "step": step.step,
         "initial": dict(step.initial),
         "frozen": list(step.frozen),
+        "statistics": _statistics(step),
     }
+
+
+def _statistics(step: TrainingStep) -> list[str]:
+    """The weights that the forward part updates: running averages, which have no gradient."""
+    new, phases = dict(step.state), step.phases
+    made = {tensor: node.name for node in step.graph.nodes for tensor in node.outputs}
+    weights = [name for name, kind in step.initial.items() if kind == "parameter"]
+    return [name for name in weights if phases.get(made.get(new[name], "")) == 0]
 
 
 def run(plan: Plan, model: Graph | str | Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
-"""The command line: plan, show, run, train, verify, models, rules.
+"""The command line: plan, show, compare, run, train, verify, models, rules.
 
     main(argv)   runs one command; gives the exit code
-                 0 good, 1 refuted, infeasible or a loss that is not finite, 2 bad input, 3 internal error, 4 unknown
+                 0 good, 1 refuted or infeasible, 2 bad input or a loss that is not finite, 3 internal error, 4 unknown
 Results go to standard output (with --json: one JSON document), everything else to standard error. A user's mistake is
 one line, `error: ...`, found before anything is written; an internal error is one paragraph and a traceback in a file.
 JAX is imported by `run`, `train` and `verify` only.
@@ -9,24 +9,19 @@ JAX is imported by `run`, `train` and `verify` only.
 
 from __future__ import annotations
 
-import json
-import math
+import contextlib
 import os
-import re
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from . import (
     DoesNotFit,
@@ -48,15 +43,28 @@ from . import plan as make_plan
 from . import run as run_plan
 from . import save as save_plan
 from . import verify as verify_plan
-from .mesh import parse_layout
+from .arrays import draw_inputs, read_arrays, read_inputs, write_arrays
+from .batches import open_data
+from .console import Spinner, echo, echo_json, say
 from .models import resolve, samples
-from .planfile import human_bytes, whole_file
-from .report import ROWS, describe, human_seconds, plain_table, plan_tables, summary_table
-from .train import Batches, Run, Wanted, training_step_of
+from .options import (
+    Rates,
+    Wanted,
+    check_output,
+    check_pins,
+    parse_memory,
+    parse_pins,
+    parse_shapes,
+    training_step_of,
+)
+from .report import describe
+from .tables import ROWS, compared, plain_table, plan_tables, summary_table
+from .train import Run, bar, finished_steps, metrics_file
+from .units import human_bytes, human_seconds
 
 GOOD, REFUTED, BAD_INPUT, INTERNAL, UNKNOWN = range(5)
+INTERRUPTED = 130  # as shells have it
 VERDICTS = {"proved": GOOD, "tested": GOOD, "refuted": REFUTED, "unknown": UNKNOWN}
-QUIET_SECONDS, REPEAT_SECONDS = 2.0, 10.0  # of progress in plain lines: the first, and between two
 REPORT_TO = "the project's issue tracker"
 
 app = typer.Typer(
@@ -87,20 +95,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else GOOD
     except UserError as error:
-        _say(f"error: {' '.join(str(error).splitlines())}")
+        say(f"error: {' '.join(str(error).splitlines())}")
         return REFUTED if isinstance(error, DoesNotFit) else BAD_INPUT
     except KeyboardInterrupt:
-        _say("interrupted")
-        return 130
+        say("interrupted")
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return GOOD
     except MemoryError:
-        _say("error: there is not enough memory for this")
+        say("error: there is not enough memory for this")
         return BAD_INPUT
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:  # such as a name that is too long
-            _say(f"error: {error.filename}: {error.strerror}")
+            say(f"error: {error.filename}: {error.strerror}")
             return BAD_INPUT
         if hasattr(error, "format_message"):  # a usage error of Typer's, in whichever version of Click it has
             return _usage(error)
@@ -110,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _usage(error: Any) -> int:
     context = getattr(error, "ctx", None)
     where = f" (see {context.command_path} --help)" if context else ""
-    _say(f"error: {error.format_message()}{where}")
+    say(f"error: {error.format_message()}{where}")
     return BAD_INPUT
 
 
@@ -126,7 +134,7 @@ def _internal(error: Exception, *, debug: bool) -> int:
         ) as file:
             file.write(f"parallegg {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{text}")
         place = f"in {file.name}"
-    _say(
+    say(
         f"internal error: {type(error).__name__}: {' '.join(str(error).split())[:300]}. This is a fault of parallegg,"
         f" not of your input. The traceback is {place}; please report it with the command and, if you can, the model to"
         f" {REPORT_TO}."
@@ -134,151 +142,7 @@ def _internal(error: Exception, *, debug: bool) -> int:
     return INTERNAL
 
 
-def _say(text: str) -> None:
-    """A line on standard error, as it is."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
-def _print(*parts: Table | str) -> None:
-    """Tables and lines on standard output: folded to a terminal's width, whole elsewhere."""
-    width = None if sys.stdout.isatty() else 1000
-    console = Console(markup=False, emoji=False, highlight=False, width=width)
-    with console.capture() as captured:
-        for part in parts:
-            console.print(part, soft_wrap=isinstance(part, str))
-    sys.stdout.writelines(line.rstrip() + "\n" for line in captured.get().splitlines())
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """Without infinities and NaN, which JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
-
-
-class _Progress:
-    """A spinner on a terminal; plain lines, few and late, elsewhere."""
-
-    def __init__(self, first: str) -> None:
-        self.start = self.said = time.monotonic()
-        self.quiet = QUIET_SECONDS
-        self.status = Console(stderr=True, markup=False).status(first) if sys.stderr.isatty() else None
-
-    def __call__(self, text: str) -> None:
-        if self.status is not None:
-            self.status.update(text)
-        elif time.monotonic() - self.said > self.quiet:
-            self.said, self.quiet = time.monotonic(), REPEAT_SECONDS
-            _say(f"{time.monotonic() - self.start:5.0f} s  {text}")
-
-    def __enter__(self) -> _Progress:
-        if self.status is not None:
-            self.status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.status is not None:
-            self.status.stop()
-
-
-# ------------------------------------------------------------------------------------------------ options
-
-
-UNITS = {"": 1, "B": 1} | {
-    f"{prefix}{infix}B": base**power
-    for infix, base in (("", 1000), ("I", 1024))
-    for power, prefix in enumerate("KMGTP", 1)
-}
-
-
-def parse_bytes(text: str) -> int:
-    """`80GB`, `512 MiB` or a number of bytes."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if not match or match[2].upper() not in UNITS:
-        raise UserError(f"--memory {text!r}: expected a size such as 80GB, 512MiB or a number of bytes")
-    count = int(float(match[1]) * UNITS[match[2].upper()])
-    if count < 1:
-        raise UserError(f"--memory {text!r}: the size must be positive")
-    return count
-
-
-def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """`x=8x3x224x224` for every input that is named."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for text in texts:
-        name, equals, sizes = text.rpartition("=")
-        if not equals or not name or not re.fullmatch(r"-?\d+(x-?\d+)*", sizes):
-            raise UserError(f"--shape {text!r}: expected INPUT=SIZExSIZE…, such as x=8x3x224x224")
-        shape = tuple(map(int, sizes.split("x")))
-        if min(shape) < 1:
-            raise UserError(f"--shape {text!r}: every size must be positive")
-        if name in shapes:
-            raise UserError(f"--shape {text!r}: input {name!r} has a shape already")
-        shapes[name] = shape
-    return shapes
-
-
-def parse_pins(texts: Sequence[str], mesh: Mesh) -> dict[str, str]:
-    """`logits=S0,R` for every tensor that is named."""
-    pins: dict[str, str] = {}
-    for text in texts:
-        name, equals, layout = text.rpartition("=")
-        if not equals or not name:
-            raise UserError(f"--pin {text!r}: expected TENSOR=PLACEMENT,…, such as logits=S0,R")
-        try:
-            placements = parse_layout(layout)
-        except UserError as error:
-            raise UserError(f"--pin {text!r}: {error}") from None
-        if len(placements) != len(mesh):
-            raise UserError(
-                f"--pin {text!r}: expected {len(mesh)} placements, one for each axis of mesh {mesh}"
-            )
-        if name in pins:
-            raise UserError(f"--pin {text!r}: {name!r} is pinned already")
-        pins[name] = layout
-    return pins
-
-
-def check_pins(pins: Mapping[str, str], graph: Graph, mesh: Mesh) -> None:
-    """Refuse a pin of something else than an input, weight or output, or that its sizes do not allow."""
-    known = (*graph.inputs, *graph.parameters, *graph.outputs)
-    for name, layout in pins.items():
-        if name not in known:
-            few = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
-            raise UserError(
-                f"--pin {name}={layout}: no input, weight or output has this name; there are {few}"
-            )
-        try:
-            mesh.local_shape(graph.types[name].shape, parse_layout(layout))
-        except ValueError as error:
-            raise UserError(f"--pin {name}={layout}: {error}") from None
-
-
-def check_output(path: Path) -> None:
-    """Refuse a place where nothing can be written, before any work is done."""
-    if path.is_dir():
-        raise UserError(f"{path}: cannot be written: it is a folder")
-    if not path.parent.is_dir():
-        raise UserError(f"{path}: cannot be written: there is no folder {path.parent}")
-    try:
-        if path.exists() and not path.is_file():  # a new file would take the place of a device or a pipe
-            raise UserError(f"{path}: cannot be written: it is no file")
-        if path.exists():
-            path.open("ab").close()
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+# ------------------------------------------------------------------------------------------------ what is named
 
 
 def _hardware_name(name: str) -> str:
@@ -287,7 +151,7 @@ def _hardware_name(name: str) -> str:
     from .runtime.devices import detect_hardware  # imports no JAX: it asks a child process
 
     found = detect_hardware()
-    _say(f"hardware: {found}")
+    say(f"hardware: {found}")
     return found
 
 
@@ -295,7 +159,16 @@ def _devices(plan: Plan) -> None:
     """Start JAX with enough devices for the plan, and say which."""
     from .runtime.devices import ensure_devices
 
-    _say(f"devices: {ensure_devices(plan.mesh.size)}")
+    say(f"devices: {ensure_devices(plan.mesh.size)}")
+
+
+@contextlib.contextmanager
+def _named(path: Path | None) -> Iterator[None]:
+    """A mistake in a file names it."""
+    try:
+        yield
+    except UserError as error:
+        raise error if path is None else UserError(f"{path}: {error}") from None
 
 
 def _load(model: str, shapes: Mapping[str, Sequence[int]]) -> Graph:
@@ -351,6 +224,9 @@ def plan(
     pin: Annotated[
         list[str] | None, typer.Option(help="Placement of a tensor: logits=S0,R. Repeatable.")
     ] = None,
+    scheme: Annotated[
+        str | None, typer.Option(help="Only plans of this kind, to compare with: data-parallel.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Default: MODEL's stem + .plan.onnx.")
     ] = None,
@@ -384,7 +260,7 @@ def plan(
     start = time.monotonic()
     parsed_mesh, shapes = Mesh.parse(mesh), parse_shapes(shape or ())
     pins = parse_pins(pin or (), parsed_mesh)
-    limit = None if memory is None else parse_bytes(memory)
+    limit = None if memory is None else parse_memory(memory)
     wanted = Wanted(
         loss, label, optimizer, momentum, weight_decay, clip_norm, freeze, no_decay, bf16 or None, state
     )
@@ -397,23 +273,23 @@ def plan(
         raise UserError(f"{target}: is the model itself; give another --output")
     profile = load_hardware(_hardware_name(hardware))
     load_rules(rules or ())
-    with _Progress(f"reading {model}") as progress:
+    with Spinner(f"reading {model}") as progress:
         graph = _load(model, shapes)
         step = training_step_of(graph, wanted) if train else None
         check_pins(pins, step.graph if step else graph, parsed_mesh)
         planned = make_plan(
             step or graph, parsed_mesh, hardware=profile, memory_bytes=limit, rules=rules or (), pins=pins,
-            options=_options(time_limit, node_limit), progress=progress,
+            scheme=scheme, options=_options(time_limit, node_limit), progress=progress,
         )  # fmt: skip
     save_plan(planned.plan, target)
     for warning in planned.warnings:
-        _say(f"warning: {warning}")
+        say(f"warning: {warning}")
     facts = describe(planned.plan, profile)
     if as_json:
         details = {key: facts[key] for key in ("bytes_sent", "breakdown", "memory")}
-        _print_json({"plan": str(target), **planned.report, **details, "warnings": list(planned.warnings)})
+        echo_json({"plan": str(target), **planned.report, **details, "warnings": list(planned.warnings)})
         return GOOD
-    _print(
+    echo(
         summary_table(facts, planned.report, time.monotonic() - start),
         f"plan written to {target}; check it: parallegg verify {model} {target}",
     )
@@ -436,16 +312,40 @@ def show(
     as_json: JsonOption = False,
 ) -> int:
     """Say what a plan does: cost, collectives, memory, placements."""
-    loaded = load_plan(plan)
-    try:
-        facts = describe(loaded)
-    except (KeyError, IndexError, TypeError, ValueError) as error:  # somebody edited its program
-        raise UserError(f"{plan}: is not a consistent plan: {type(error).__name__}: {error}") from None
+    facts = _facts(plan)
     if as_json:
-        _print_json({"plan": str(plan), **facts})
+        echo_json({"plan": str(plan), **facts})
         return GOOD
-    _print(*plan_tables(facts, None if everything else ROWS))
+    echo(*plan_tables(facts, None if everything else ROWS))
     return GOOD
+
+
+@app.command()
+def compare(
+    plans: Annotated[list[Path], typer.Argument(metavar="PLAN", help="Plan files.")],
+    as_json: JsonOption = False,
+) -> int:
+    """Show plans side by side: predicted time, what is sent, what is held."""
+    found = {str(path): _facts(path) for path in plans}
+    if as_json:
+        left_out = ("inputs", "outputs", "rules")
+        kept = [
+            {"plan": name, **{key: value for key, value in facts.items() if key not in left_out}}
+            for name, facts in found.items()
+        ]
+        echo_json(kept)
+        return GOOD
+    echo(compared(found))
+    return GOOD
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """What there is to say about a plan file."""
+    loaded = load_plan(path)
+    try:
+        return describe(loaded)
+    except (KeyError, IndexError, TypeError, ValueError) as error:  # somebody edited its program
+        raise UserError(f"{path}: is not a consistent plan: {type(error).__name__}: {error}") from None
 
 
 @app.command()
@@ -469,7 +369,7 @@ def run(
     feeds = read_inputs(inputs, loaded) if inputs is not None else None
     _devices(loaded)
     start = time.monotonic()
-    with _Progress("running") as progress:
+    with Spinner("running") as progress:
         if feeds is None:
             feeds = draw_inputs(graph, loaded, seed)
         progress("compiling and running")
@@ -480,71 +380,11 @@ def run(
         numbers = np.asarray(array, np.float64)
         spread = [numbers.min(), numbers.mean(), numbers.max()] if numbers.size else []
         table.add_row(name, type_, *(f"{number:.4g}" for number in spread))
-    _print(table, f"ran on {loaded.mesh} in {human_seconds(time.monotonic() - start)}, compilation included")
+    echo(table, f"ran on {loaded.mesh} in {human_seconds(time.monotonic() - start)}, compilation included")
     if output is not None:
         write_arrays(output, results)
-        _print(f"outputs written to {output}")
+        echo(f"outputs written to {output}")
     return GOOD
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("a single array, not an .npz archive")
-            return {name: file[name] for name in file.files}
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # zipfile, zlib and NumPy each have their own
-        raise UserError(
-            f"{path}: is no .npz file of arrays, or is damaged: {' '.join(str(error).split())}"
-        ) from None
-
-
-def read_inputs(path: Path, plan: Plan) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, checked against what the plan is fed."""
-    arrays = read_arrays(path)
-    ports = {port.name: port for port in plan.inputs if port.kind == "input"}
-    for name in arrays:
-        if name not in ports:
-            raise UserError(f"{path}: the plan has no input {name!r}; it has {', '.join(ports)}")
-    for name, port in ports.items():
-        if name not in arrays:
-            raise UserError(f"{path}: input {name!r} is missing, expected {port.type}")
-        array = arrays[name]
-        if port.type.dtype == "bfloat16" and array.dtype == np.float32:  # NumPy files have no bfloat16
-            array = arrays[name] = array.astype(_bfloat16())
-        if array.shape != port.type.shape or str(array.dtype) != port.type.dtype:
-            found = f"{array.dtype}[{','.join(map(str, array.shape))}]"
-            raise UserError(f"{path}: input {name!r}: expected {port.type}, found {found}")
-    return arrays
-
-
-def _bfloat16() -> np.dtype:
-    from onnx import TensorProto, helper
-
-    return helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
-
-
-def draw_inputs(graph: Graph, plan: Plan, seed: int) -> dict[str, np.ndarray]:
-    """Random inputs that suit what they are used for."""
-    from .verification.numbers import Uses
-
-    rng, uses = np.random.default_rng(seed), Uses.of(graph)
-    drawn = {}
-    for port in plan.inputs:
-        if port.kind == "input":
-            dtype = _bfloat16() if port.type.dtype == "bfloat16" else np.dtype(port.type.dtype)
-            drawn[port.name] = uses.draw(rng, port.name, port.type, False, False).astype(dtype)
-    return drawn
-
-
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """An .npz file, whole or not at all; bfloat16, which NumPy files do not have, as float32."""
-    plain = {name: a.astype(np.float32) if str(a.dtype) == "bfloat16" else a for name, a in arrays.items()}
-    with whole_file(path) as file:
-        np.savez(file, **plain)  # pyright: ignore[reportArgumentType]
 
 
 @app.command()
@@ -554,62 +394,94 @@ def train(
         str, typer.Option(metavar="MODEL", help="The model that was planned: it has the weights.")
     ],
     data: Annotated[
-        Path, typer.Option(help="An .npz file; each array has the examples of one input along dimension 0.")
+        str,
+        typer.Option(
+            metavar="DATA",
+            help="An .npz file with all examples of every input along dimension 0, or FILE.py:FUNCTION, "
+            "which yields dicts of arrays (the file is run).",
+        ),
     ],
     steps: Annotated[int, typer.Option(min=1, help="How many to do.")],
-    learning_rate: Annotated[float, typer.Option(min=0, help="The same at every step.")] = 1e-3,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=0, help="The highest of the schedule. Default: 0.001.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="Of the learning rate: constant (default), linear or cosine.")
+    ] = None,
+    warmup: Annotated[int | None, typer.Option(min=0, help="Steps in which the rate rises.")] = None,
+    schedule_steps: Annotated[
+        int | None, typer.Option(min=1, help="When the rate has fallen. Default: with the last step.")
+    ] = None,
+    final_learning_rate: Annotated[
+        float | None, typer.Option(min=0, help="To which the rate falls. Default: 0.")
+    ] = None,
     repeat: Annotated[bool, typer.Option("--repeat", help="Start the data again at its end.")] = False,
+    skip: Annotated[
+        int | None, typer.Option(min=0, help="Batches to leave out. Default: those of the resumed steps.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on from a state that was written before.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Default: PLAN's stem + .state.npz.")
     ] = None,
-    metrics: Annotated[Path | None, typer.Option(help="Write a JSON line for every step.")] = None,
+    metrics: Annotated[
+        Path | None, typer.Option(help="Write a JSON line for every step; --resume adds to them.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Train a model under a plan; weights and moments are written at the end."""
-    from .runtime.training import NonFinite
-
     target = output or Path(f"{plan.stem}.state.npz")
     for path in (target, metrics):
         if path is not None:
             check_output(path)
+    given = Rates(learning_rate, schedule, warmup, schedule_steps, final_learning_rate)
     loaded = load_plan(plan)
     graph = _model_of(model, loaded)
-    arrays = read_arrays(data)
     before = None if resume is None else read_arrays(resume)
     _devices(loaded)
     compiled = compile_plan(loaded, graph)
-    batches = Batches(data, arrays, compiled.batch)
-    done = 0 if before is None else int(before.get(compiled.count, 0))
-    batches.require(steps, done + 1, repeat)
-    with _Progress("placing weights") as progress:
-        training = Run(compiled, compiled.init(before))
+    with _named(resume):
+        done = finished_steps(before or {}, compiled.count)
+    rate = given.rates(done + steps, compiled.learning_rate)
+    source = open_data(data, compiled.batch, compiled.check_batch)
+    skipped = done if skip is None else skip
+    source.require(steps, done + 1, skipped, repeat)
+    with Spinner("placing weights") as progress:
+        with _named(resume):
+            training = Run(compiled, compiled.init(before))
         progress("compiling")
         compiled.prepare()
-    rate = learning_rate if compiled.learning_rate is not None else None
     start, failure = time.monotonic(), None
     try:
-        training.train(batches, steps, rate, metrics, _say)
-    except NonFinite as error:
+        with metrics_file(metrics, done) as write, bar(steps) as show_step:
+            training.train(source.batches(skipped, repeat), steps, rate, [write, show_step])
+    except (UserError, KeyboardInterrupt) as error:
         failure = error
-    finally:  # also where it is interrupted
-        if not training.lost:
+    finally:  # also after an error of ours
+        if training.keeps:
             write_arrays(target, compiled.state_dict(training.state))
-    seconds, last = time.monotonic() - start, training.last
-    finished = training.state[compiled.count]
     if failure is not None:
-        _say(f"error: {failure}; the state after {_steps(finished)} is in {target}")
-        return REFUTED
-    assert last is not None
+        return _stopped(failure, training, target)
+    first, last, seconds = training.first, training.last, time.monotonic() - start
+    assert first and last
     if as_json:
-        _print_json({"plan": str(plan), "state": str(target), **last, "total_seconds": seconds})
+        echo_json({"plan": str(plan), "state": str(target), **last, "total_seconds": seconds})
         return GOOD
-    _print(
-        f"{_steps(finished - done)} on {loaded.mesh} in {human_seconds(seconds)}, after compiling",
-        f"loss {last['loss']:.4g} at step {last['step']}",
+    before_it = f" (step {first['step']}: {first['loss']:.4g})" if steps > 1 else ""
+    echo(
+        f"{_steps(steps)} on {loaded.mesh} in {human_seconds(seconds)}, after compiling",
+        f"loss {last['loss']:.4g} at step {last['step']}{before_it}",
         f"state written to {target}",
     )
     return GOOD
+
+
+def _stopped(failure: UserError | KeyboardInterrupt, training: Run, target: Path) -> int:
+    """Say why training stopped, and where its state is."""
+    kept = f"the state after {_steps(training.finished)} is in {target}"
+    interrupted = isinstance(failure, KeyboardInterrupt)
+    why = "interrupted" if interrupted else f"error: {' '.join(str(failure).splitlines())}"
+    say(f"{why}; {kept if training.keeps else 'no state is written'}")
+    return INTERRUPTED if interrupted else BAD_INPUT
 
 
 def _steps(count: int) -> str:
@@ -628,15 +500,15 @@ def verify(
     graph = _model_of(model, loaded)
     _devices(loaded)
     start = time.monotonic()
-    with _Progress("running the plan and the model in float64"):
+    with Spinner("running the plan and the model in float64"):
         found = verify_plan(graph, loaded, seed=seed)
     if as_json:
-        _print_json({"model": model, "plan": str(plan), **asdict(found)})
+        echo_json({"model": model, "plan": str(plan), **asdict(found)})
     else:
         took = human_seconds(time.monotonic() - start)
-        _print(f"{found.verdict}: {found.reason} (seed {seed}, {took})")
+        echo(f"{found.verdict}: {found.reason} (seed {seed}, {took})")
         if found.first_divergence is not None:
-            _print(f"first tensor that differs: {found.first_divergence}")
+            echo(f"first tensor that differs: {found.first_divergence}")
     return VERDICTS[found.verdict]
 
 
@@ -645,32 +517,32 @@ def models(as_json: JsonOption = False) -> int:
     """List the sample models of this installation."""
     found = samples()
     if as_json:
-        _print_json([{**asdict(s), "path": str(s.path), "inputs": dict(s.inputs)} for s in found])
+        echo_json([{**asdict(s), "path": str(s.path), "inputs": dict(s.inputs)} for s in found])
         return GOOD
     table = plain_table("name", "file", "operators", "inputs", right=("file", "operators"))
     for sample in found:
         inputs = ", ".join(f"{name}={shape}" for name, shape in sample.inputs)
         table.add_row(sample.name, human_bytes(sample.file_bytes), str(sample.operators), inputs)
-    _print(table)
+    echo(table)
     return GOOD
 
 
 @rules_app.command("list")
 def list_rules(
-    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE…", help="Rule files to add.")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Rule files to add.")] = None,
     as_json: JsonOption = False,
 ) -> int:
     """List rules by name, with where they stand; refuses a file with a mistake."""
     book = load_rules(files or ())
     if as_json:
-        _print_json(
+        echo_json(
             [{"name": r.name, "ruleset": r.ruleset, "place": _place(r.place)} for r in book.rules.values()]
         )
         return GOOD
     table = plain_table("rule", "ruleset", "place")
     for rule in book.rules.values():
         table.add_row(rule.name, rule.ruleset, _place(rule.place))
-    _print(table)
+    echo(table)
     return GOOD
 
 

@@ -527,9 +527,3 @@ def check_model(plan: Plan, digest: str, types: Mapping[str, TensorType]) -> Non
         raise UserError(f"the plan was made for another model: {found}")
     if planned is not None:
         raise UserError("the plan was made for another model: the tensors are the same, the operators differ")
-
-
-def human_bytes(count: float) -> str:
-    """`12.5 MB`: decimal units, as hardware data sheets use them."""
-    exponent = 0 if count < 1000 else min(int(math.log10(count) // 3), 5)
-    return f"{count / 1000**exponent:.4g} {['B', 'kB', 'MB', 'GB', 'TB', 'PB'][exponent]}"

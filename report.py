@@ -1,31 +1,28 @@
-"""What a person or a program reads about a plan.
+"""The facts about a plan, for people (tables.py) and programs (`show --json`).
 
-    describe(plan)          everything that `show --json` prints, recomputed from the plan's program
-    plan_tables(facts)      the same as tables
-    summary_table(facts)    the few lines after `plan`
+    describe(plan)          everything
+    breakdown(plan, ..)     predicted seconds of computing and of the collectives of each mesh axis
+    _roles(plan)            in a training step: which input is state, and what kind of it
 The metadata's cost and bound are the planner's word; collectives, memory and the breakdown of the time are recomputed.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-from rich.table import Table
 
 from .extract.cost import step_seconds, traffic
 from .extract.emit import collective_table
 from .extract.hardware import Hardware, load_hardware, profile_names
 from .extract.memory import memory_use
-from .planfile import Plan, Port, human_bytes
+from .planfile import Plan, Port
 from .program import Node
 from .rewrite.terms import Head, encode
 
-ROWS = 12  # of a table, before `--all`
 REPORTED = (
     "model",
     "hardware",
+    "scheme",
     "cost_s",
     "bound_s",
     "gap",
@@ -49,9 +46,35 @@ def describe(plan: Plan, hardware: Hardware | None = None) -> dict[str, Any]:
     facts["collectives"] = collectives
     facts["bytes_sent"] = sum(row["bytes"] for row in collectives if isinstance(row["bytes"], int))
     facts["memory"] = {"parameters": memory.parameters, "inputs": memory.inputs, "peak": memory.peak}
-    facts["inputs"] = [_port(plan, port) for port in plan.inputs]
-    facts["outputs"] = [_port(plan, port) for port in plan.outputs]
+    roles = _roles(plan)
+    facts["inputs"] = [_port(plan, port) | roles.get(port.name, {}) for port in plan.inputs]
+    facts["outputs"] = [_port(plan, port) | roles.get(port.name, {}) for port in plan.outputs]
+    held = [port["local_bytes"] for port in facts["inputs"] if port["kind"] == "state"]
+    if held:
+        facts["memory"]["state"] = sum(held)
     return facts
+
+
+def _roles(plan: Plan) -> dict[str, dict[str, Any]]:
+    """What the inputs and outputs of a training step are, beyond inputs and outputs, by name.
+
+    State is a weight, a statistic (the running average of a BatchNormalization), or a moment (of a weight, if its name
+    says so); or none of these where the model was a training step.
+    """
+    training = plan.metadata.get("training", {})
+    roles: dict[str, dict[str, Any]] = {
+        training.get(name): {"kind": name} for name in ("loss", "learning_rate", "step")
+    }
+    initial = training.get("initial", {})
+    weights = [name for name, _ in plan.state if initial.get(name) == "parameter"]
+    for name, new in plan.state:
+        roles[name], roles[new] = {"kind": "state"}, {"kind": "next_state", "of": name}
+        if name in weights:
+            roles[name]["role"] = "statistic" if name in training.get("statistics", ()) else "weight"
+        elif initial.get(name) == "zeros":
+            owners = [weight for weight in weights if name.endswith(f".{weight}")]
+            roles[name] |= {"role": "moment", "of": max(owners, key=len, default=None)}
+    return roles
 
 
 def breakdown(plan: Plan, hardware: Hardware | None) -> dict[str, Any] | None:
@@ -91,133 +114,3 @@ def _port(plan: Plan, port: Port) -> dict[str, Any]:
         "local_shape": list(plan.types[port.local].shape),
         "local_bytes": plan.types[port.local].bytes,
     }
-
-
-# ------------------------------------------------------------------------------------------------ words
-
-
-def human_seconds(seconds: float) -> str:
-    """`12.5 ms`."""
-    if seconds == 0:
-        return "0 s"
-    exponent = min(0, max(-4, math.floor(math.log10(seconds) / 3)))
-    return f"{seconds * 1000.0**-exponent:.4g} {['s', 'ms', 'µs', 'ns', 'ps'][-exponent]}"
-
-
-def human_gap(gap: float | None) -> str:
-    """In percent; what is left by rounding is nothing."""
-    return "unknown" if gap is None else f"{100 * gap if gap > 1e-9 else 0:.2g} %"
-
-
-def human_mesh(mesh: Mapping[str, int]) -> str:
-    return (
-        f"{' x '.join(f'{name}={size}' for name, size in mesh.items())} ({math.prod(mesh.values())} devices)"
-    )
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "scalar"
-
-
-# ------------------------------------------------------------------------------------------------ tables
-
-
-def plain_table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
-    """A table without lines; the columns named in `right` hold numbers."""
-    table = Table(
-        box=None, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 3, 0, 0)
-    )
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", header_style="dim")
-    return table
-
-
-def two_columns(rows: Sequence[tuple[str, str]]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column(style="dim")
-    table.add_column()
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _cost_rows(facts: Facts) -> list[tuple[str, str]]:
-    rows = [("mesh", human_mesh(facts["mesh"]))]
-    if facts["cost_s"] is not None:
-        rows.append(("predicted step", f"{human_seconds(facts['cost_s'])} on {facts['hardware']}"))
-    if facts["bound_s"] is not None:
-        over = "" if facts["saturated"] else f", saturation stopped by {facts['stopped_by']}"
-        rows.append(
-            ("proved bound", f"{human_seconds(facts['bound_s'])} (gap {human_gap(facts['gap'])}{over})")
-        )
-    if (parts := facts["breakdown"]) is not None:
-        axes = "".join(f" + {name} {human_seconds(s)}" for name, s in parts["collectives_s"].items())
-        rows.append(("made of", f"computing {human_seconds(parts['compute_s'])}{axes}"))
-    return rows
-
-
-def summary_table(facts: Facts, report: Mapping[str, Any], seconds: float) -> Table:
-    """After `plan`."""
-    memory = f"{human_bytes(facts['memory']['peak'])} of {human_bytes(report['memory_limit_bytes'])} a device"
-    space = (
-        f"{report['enodes']:,} e-nodes, {report['eclasses']:,} e-classes for {report['operators']} operators"
-    )
-    return two_columns(
-        [
-            *_cost_rows(facts),
-            ("memory", memory),
-            ("sent", f"{human_bytes(facts['bytes_sent'])} a device and step"),
-            ("searched", f"{space}, {human_seconds(seconds)}"),
-        ]
-    )
-
-
-def plan_tables(facts: Facts, rows: int | None = ROWS) -> Iterator[Table | str]:
-    """After `show`; `rows` bounds the placements that are listed."""
-    memory = facts["memory"]
-    held = ", ".join(f"{name} {human_bytes(memory[name])}" for name in ("parameters", "inputs", "peak"))
-    yield two_columns([("model", str(facts["model"])), *_cost_rows(facts), ("memory a device", held)])
-    yield from _collective_tables(facts)
-    for title, ports in (
-        ("inputs and outputs", [*_of_kind(facts["inputs"], "input"), *facts["outputs"]]),
-        ("parameters", [*_of_kind(facts["inputs"], "parameter"), *_of_kind(facts["inputs"], "constant")]),
-    ):
-        if ports:
-            yield ""
-            yield _placement_table(title, ports, list(facts["mesh"]), rows)
-            if rows is not None and len(ports) > rows:
-                yield f"… and {len(ports) - rows} more (--all)"
-
-
-def _of_kind(ports: Sequence[Facts], kind: str) -> list[Facts]:
-    return [port for port in ports if port["kind"] == kind]
-
-
-def _collective_tables(facts: Facts) -> Iterator[Table | str]:
-    yield ""
-    if not facts["collectives"]:
-        yield "no collectives: nothing is sent"
-        return
-    table = plain_table(
-        "kind", "axis", "count", "sent a device", "payload",
-        title="collectives", right=("count", "sent a device", "payload"),
-    )  # fmt: skip
-    for row in facts["collectives"]:
-        sizes = (human_bytes(row["bytes"]), human_bytes(row["payload_bytes"]))
-        table.add_row(row["kind"], row["axis"], str(row["count"]), *sizes)
-    yield table
-
-
-def _placement_table(title: str, ports: Sequence[Facts], axes: Sequence[str], rows: int | None) -> Table:
-    table = plain_table("name", "kind", "type", "shape", *axes, "local shape", title=title)
-    for port in ports[:rows]:
-        shapes = _shape(port["shape"]), _shape(port["local_shape"])
-        table.add_row(
-            port["name"],
-            port["kind"],
-            port["dtype"],
-            shapes[0],
-            *(port["placement"][a] for a in axes),
-            shapes[1],
-        )
-    return table

@@ -14,17 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..mesh import Layout, Mesh, Shard
-from ..planfile import Plan, human_bytes
+from ..planfile import Plan
 from ..program import Node, UserError
 from ..rewrite.graph import Graph, Roles
 from ..rewrite.kinds import applications
 from ..rewrite.worker import rewrite_in_worker, saturate_in_worker
 from ..rules import RuleBook, load_rules
+from ..units import human_bytes
 from .build import Model, build
 from .emit import collective_table, emit
 from .hardware import Hardware
 from .memory import Memory, held_at, memory_use
 from .problem import Infeasible, Problem, Solution
+from .schemes import restricted
 from .search import solve
 
 GAP = 1e-3  # the search stops when it has proved this
@@ -69,13 +71,15 @@ def make_plan(
     memory_bytes: int | None = None,
     pins: Mapping[str, Layout] | None = None,
     roles: Roles | None = None,
+    scheme: str | None = None,
     options: Options | None = None,
     progress: Progress = lambda _: None,
 ) -> Planned:
     """The cheapest plan found, its proved bound, and what it holds and sends.
 
     `memory_bytes` bounds what one device holds at once (default: the profile's memory); raises DoesNotFit with the
-    smallest limit known to be feasible. `roles` are those of a training step's nodes and leaves.
+    smallest limit known to be feasible. `roles` are those of a training step's nodes and leaves; `scheme` allows only
+    the plans of schemes.py's scheme of that name.
     """
     options = options or Options()
     book = book or load_rules()
@@ -83,13 +87,18 @@ def make_plan(
     model = prepare(
         graph, mesh, hardware, book=book, pins=pins, roles=roles, options=options, progress=progress
     )
+    if scheme is not None:
+        model = restricted(model, scheme)
     searching = time.monotonic()
     limit = hardware.memory_bytes if memory_bytes is None else memory_bytes
     solution, plan, rules, memory = _within(model, limit, options, progress)
     report = _report(
         model, solution, memory, hardware, limit, searching - start, time.monotonic() - searching
     )
-    plan = replace(plan, metadata=_metadata(model, solution, memory, hardware, book, rules))
+    metadata = _metadata(model, solution, memory, hardware, book, rules)
+    if scheme is not None:
+        report["scheme"] = metadata["scheme"] = scheme
+    plan = replace(plan, metadata=metadata)
     report["collectives"] = collective_table(plan)
     return Planned(plan, report, tuple(_idle_axes(model)))
 

@@ -175,7 +175,7 @@ def descend(
     open_ = np.array([len(unit.kept) > 1 for unit in dual.units])
     waiting, refused = open_.copy(), np.zeros(len(open_), dtype=bool)
     for _ in range(rounds):
-        for u in np.flatnonzero(waiting):
+        for u in map(int, np.flatnonzero(waiting)):
             waiting[u] = False
             unit, now = dual.units[u], place.local[u]
             total = place.moves(u, costs[u])

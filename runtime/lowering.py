@@ -344,7 +344,7 @@ class Executable:
             return self._place(self.plan.inputs[i], array, self._in_specs[i])
 
     def call(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """The plan's outputs in order, left where they are."""
+        """The plan's outputs in order, left where they are; with a guard also whether they are good."""
         with exact_types():
             return list(self.compiled(*arrays))
 
@@ -399,13 +399,19 @@ class Executable:
         return tuple(values[name] for name in tensors)
 
     def _guarded(self, parts: Sequence[jax.Array], found: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """The outputs, where state stays as it was if the output `guard` is not finite; sends nothing."""
+        """The outputs; with a guard, state as it was unless that output and its next values are finite, and whether.
+
+        A shard that is not finite is seen by its own devices only: all agree by one number.
+        """
         if self._guard is None:
             return tuple(found)
         old = {port.name: part for port, part in zip(self.plan.inputs, parts, strict=True)}
         new = {port.name: part for port, part in zip(self.plan.outputs, found, strict=True)}
-        good = jnp.isfinite(new[self._guard]).all()
-        return tuple((new | {to: jnp.where(good, new[to], old[of]) for of, to in self.plan.state}).values())
+        guarded = (self._guard, *(to for _, to in self.plan.state))
+        finite = [jnp.isfinite(new[name]).all() for name in guarded]
+        good = lax.pmin(jnp.stack(finite).all().astype(jnp.int32), self.plan.mesh.names) > 0
+        kept = new | {to: jnp.where(good, new[to], old[of]) for of, to in self.plan.state}
+        return (*kept.values(), good)
 
     def _jit(self, mesh: jax.sharding.Mesh | AbstractMesh) -> jax.stages.Wrapped:
         results = [port.local for port in self.plan.outputs]
@@ -413,7 +419,7 @@ class Executable:
             lambda *parts: self._guarded(parts, self._program(parts, results)),
             mesh=mesh,
             in_specs=self._in_specs,
-            out_specs=self._out_specs,
+            out_specs=(*self._out_specs, *([] if self._guard is None else [PartitionSpec()])),
             check_vma=False,
         )
         return jax.jit(function, donate_argnums=self._donated)

@@ -2,18 +2,19 @@
 
     compiled = CompiledStep(plan, source)            a plan of a TrainingStep; `source` has the model's weights
     state = compiled.init()                          weights from the source, moments zero, no step done
-    state, metrics = compiled.step(state, batch, learning_rate=1e-3)
+    state, metrics = compiled.step(state, batch, learning_rate=1e-3)             or a function of finished steps
     compiled.state_dict(state)                       NumPy arrays; `init` takes them again
-State is donated: `step` uses its memory for the new state, so the old one cannot be read afterwards. A loss that is not
-finite leaves every state as it was, and `NonFinite` carries it: `Executable`'s guard selects it inside the program,
-which sends nothing (on a GPT of two layers it adds 1.6 % to XLA's memory). A finite loss with gradients that are not is
-seen at the next step only.
+State is donated: `step` uses its memory for the new state, so the old one cannot be read afterwards. A step whose loss
+or new state is not finite leaves every state as it was, and `NonFinite` carries it: `Executable`'s guard selects it
+inside the program, for which the devices agree on one number (on a GPT of two layers it adds 1.6 % to XLA's memory).
 Frozen weights and constants are placed once. Missing: several processes, loops over micro-batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -21,15 +22,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..mesh import Shard
 from ..planfile import Plan
-from ..program import UserError
+from ..program import TensorType, UserError
 from .lowering import Devices, Executable, Options, Source, gathered, type_of
 
+Rate = float | Callable[[int], Any]  # a number, or a function of finished steps, as schedules.py has them
 State = dict[str, Any]  # name -> jax.Array; the count of finished steps is an integer
 
 
 class NonFinite(UserError):
-    """The loss of a step is not finite; `state` is that before the step."""
+    """The loss of a step, or the state after it, is not finite; `state` is that before the step."""
 
     def __init__(self, text: str, step: int, loss: float, state: State) -> None:
         super().__init__(text)
@@ -93,21 +96,25 @@ class CompiledStep:
         return np.zeros(expected.shape, jnp.dtype(expected.dtype)) if kind == "zeros" else None
 
     def step(
-        self, state: State, batch: Mapping[str, Any], learning_rate: float | None = None
+        self, state: State, batch: Mapping[str, Any], learning_rate: Rate | None = None
     ) -> tuple[State, dict[str, Any]]:
         """The state after one more step, and its loss with the plan's other outputs; `state` is used up.
 
-        Raises NonFinite, which has the state before the step, when the loss is not finite.
+        A learning rate that is a function is called with the number of finished steps, and is among the results.
+        Raises NonFinite, which has the state before the step, when the loss or the new state is not finite.
         """
+        if callable(learning_rate):
+            learning_rate = float(learning_rate(state[self.count]))
         arrays = self._arrays(state, batch, learning_rate)
-        results = self.executable.call(arrays)
+        *results, good = self.executable.call(arrays)
         found = dict(zip((port.name for port in self.plan.outputs), results, strict=True))
         new: State = {self.count: state[self.count]} | {old: found.pop(to) for old, to in self.plan.state}
         loss = float(gathered(found.pop(self.loss)).reshape(()))
-        if not np.isfinite(loss):
+        if not gathered(good):
             raise self._non_finite(new, batch, learning_rate, loss)
         new[self.count] += 1
-        return new, {"loss": loss, **found}
+        rate = {} if learning_rate is None else {"learning_rate": float(learning_rate)}
+        return new, {"loss": loss, **rate, **found}
 
     def state_dict(self, state: State) -> dict[str, np.ndarray]:
         """The state's whole values."""
@@ -118,16 +125,30 @@ class CompiledStep:
 
     # -------------------------------------------------------------------------------- what is fed
 
-    def check_batch(self, batch: Mapping[str, Any]) -> None:
-        """Refuse a batch that is not what the plan was made for."""
+    def check_batch(self, batch: Mapping[str, Any], what: str = "batch") -> None:
+        """Refuse a batch that is not what the plan was made for; `what` names it."""
         for name in batch:
             if name not in self.batch:
-                raise UserError(f"batch: the plan has no input {name!r}; it has {_some(list(self.batch))}")
+                raise UserError(f"{what}: the plan has no input {name!r}; it has {_some(list(self.batch))}")
         for name, expected in self.batch.items():
             if name not in batch:
-                raise UserError(f"batch: input {name!r} is missing, expected {expected}")
+                raise UserError(f"{what}: input {name!r} is missing, expected {expected}")
             if (found := type_of(np.asarray(batch[name]))) != expected:
-                raise UserError(f"batch: input {name!r}: expected {expected}, found {found}")
+                raise UserError(
+                    f"{what}: input {name!r}: expected {expected}, found {found}{self._ways(name, found)}"
+                )
+
+    def _ways(self, name: str, found: TensorType) -> str:
+        """Why a batch of another size does not do."""
+        expected, pairs = self.batch[name], zip(self.plan.mesh, self.ports[name].layout, strict=True)
+        if not expected.rank or found != replace(expected, shape=(*found.shape[:1], *expected.shape[1:])):
+            return ""
+        axes = [axis for axis, placement in pairs if placement == Shard(0)]
+        ways, examples = math.prod(axis.size for axis in axes), found.shape[0]
+        if ways == 1 or examples % ways == 0:
+            return f"; the plan takes {expected.shape[0]} examples at a time"
+        over = " and ".join(f"{axis.name}={axis.size}" for axis in axes)
+        return f"; {examples} examples cannot be split over {over}"
 
     def _arrays(self, state: State, batch: Mapping[str, Any], learning_rate: float | None) -> list[jax.Array]:
         self.check_batch(batch)
@@ -175,7 +196,8 @@ class CompiledStep:
         number = state[self.count] + 1
         tensor = self.first_non_finite(state, batch, learning_rate)
         where = f"; the first tensor that is not finite is {tensor!r}" if tensor else ""
-        return NonFinite(f"step {number}: the loss is {loss}{where}", number, loss, state)
+        what = f"the loss is {loss}" + (", its update is not finite" if np.isfinite(loss) else "")
+        return NonFinite(f"step {number}: {what}{where}", number, loss, state)
 
     def first_non_finite(
         self, state: State, batch: Mapping[str, Any], learning_rate: float | None = None

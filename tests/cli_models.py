@@ -75,3 +75,56 @@ def external_weights(path: Path) -> Path:
     )
     (path.parent / "weights.bin").unlink()
     return path
+
+
+def two_heads(path: Path) -> Path:
+    """y = x a and z = x b: a loss on one gives no gradient to the weight of the other."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["y"], "first"),
+        helper.make_node("MatMul", ["x", "b"], ["z"], "second"),
+    ]
+    weights = [("a", np.ones((8, 6), np.float32)), ("b", np.ones((8, 5), np.float32))]
+    return save(path, nodes, [("x", [4, 8])], [("y", [4, 6]), ("z", [4, 5])], weights)
+
+
+def with_labels(path: Path, *, type_: int = TensorProto.INT64, shape: tuple[int, ...] = (4,)) -> Path:
+    """y = x a, and an input of labels."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["y"], "first"),
+        helper.make_node("Identity", ["labels"], ["same"], "same"),
+    ]
+    ports = [("x", [4, 8]), ("labels", list(shape), type_)], [("y", [4, 6]), ("same", list(shape), type_)]
+    return save(path, nodes, *ports, [("a", np.ones((8, 6), np.float32))])
+
+
+def without_gradient(path: Path) -> Path:
+    """A loss of indices."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["y"], "first"),
+        helper.make_node("ArgMax", ["y"], ["best"], "best", axis=1, keepdims=0),
+        helper.make_node("Cast", ["best"], ["number"], "number", to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["number"], ["loss"], "loss", keepdims=0),
+    ]
+    return save(path, nodes, [("x", [4, 8])], [("loss", [])], [("a", np.ones((8, 6), np.float32))])
+
+
+def root(path: Path) -> Path:
+    """y = sqrt(x a): where that is 0, its gradient is infinite."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"], "first"),
+        helper.make_node("Sqrt", ["h"], ["y"], "root"),
+    ]
+    return save(path, nodes, [("x", [4, 8])], [("y", [4, 6])], [("a", np.ones((8, 6), np.float32))])
+
+
+def given_step(path: Path, *, shape: tuple[int, ...] = (8, 6)) -> Path:
+    """A step of p.a, whose next value is of another shape if its own is not (8, 6)."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"], "first"),
+        helper.make_node("ReduceSum", ["y"], ["loss"], "loss", keepdims=0),
+        helper.make_node("Transpose", ["x"], ["xt"], "turned", perm=[1, 0]),
+        helper.make_node("MatMul", ["xt", "y"], ["new.a"], "update"),
+        helper.make_node("Identity", ["p.a"], ["old"], "old"),
+    ]
+    ports = [("x", [4, 8]), ("p.a", list(shape))], [("loss", []), ("new.a", [8, 6]), ("old", list(shape))]
+    return save(path, nodes, *ports, [("w", np.ones((8, 6), np.float32))])

@@ -1,13 +1,15 @@
-"""Every example in README.md and docs/: commands are run, code is run, output is compared.
+"""Every example in README.md, docs/ and examples/: commands are run, code is run, output is compared.
 
-A document is run from top to bottom in one folder. `console` blocks hold commands (`$ parallegg …`) and what they
-print; `python` blocks are run; a line `<!-- file: NAME -->` above a block makes it a file, `<!-- output -->` makes it
-the output of the block before. Numbers may differ (times, costs); a line `...` stands for any lines.
+A document is run from top to bottom in one folder. `console` blocks hold commands (`$ parallegg …` or
+`$ python examples/…`) and what they print; `python` blocks are run; a line `<!-- file: NAME -->` above a block makes it
+a file, `<!-- output -->` makes it the output of the block before. Numbers may differ (times, costs); a line `...`
+stands for any lines.
 """
 
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +20,17 @@ from parallegg.models import resolve
 from parallegg.runtime.devices import ensure_devices
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
 BLOCK = re.compile(r"(?:<!-- (?P<mark>[^\n]+?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 NUMBER = re.compile(r"\d[\d,]*(\.\d+)?(e-?\d+)?")
 UNIT = re.compile(r"# ([munpµ]?s|[kMGT]?B)\b")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples(document, tmp_path, monkeypatch, capsys):
     ensure_devices(8)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "squeezenet.onnx").write_bytes(resolve("onnx:light_squeezenet").read_bytes())
     printed = ""
     for mark, language, text in _blocks(document):
@@ -37,8 +40,7 @@ def test_examples(document, tmp_path, monkeypatch, capsys):
             _compare(text, printed)
         elif language == "console":
             for command, expected in _commands(text):
-                assert command[0] == "parallegg", command
-                main(command[1:])
+                _run(command, monkeypatch)
                 out, err = capsys.readouterr()
                 errors = "".join(line for line in err.splitlines(True) if line.startswith("error: "))
                 _compare(expected, out + errors)
@@ -47,6 +49,18 @@ def test_examples(document, tmp_path, monkeypatch, capsys):
             printed = capsys.readouterr().out
         else:
             assert language == "lisp", f"{document.name}: a {language!r} block that is not tested: {text}"
+
+
+def _run(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if command[0] == "parallegg":
+        main(command[1:])
+        return
+    assert command[0] == "python", command
+    monkeypatch.setattr("sys.argv", command[1:])
+    monkeypatch.syspath_prepend(str(Path(command[1]).parent))
+    with pytest.raises(SystemExit) as done:
+        runpy.run_path(command[1], run_name="__main__")
+    assert done.value.code == 0
 
 
 def _blocks(document: Path) -> Iterator[tuple[str | None, str, str]]:
