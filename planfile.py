@@ -59,6 +59,7 @@ class Plan:
     `axis`, and `dim`, `to_dim` or `reduction` where they apply. `inputs` and `outputs` say how logical tensors are laid
     out. `constants` holds values by logical name (ports of kind "constant") or by local name (the program's scalars).
     `state` pairs inputs and parameters with the outputs that are their values in the next step, in the same layout.
+    `kept` are the tensors of the program that one phase of a training step leaves for later ones.
     """
 
     mesh: Mesh
@@ -69,6 +70,7 @@ class Plan:
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     state: tuple[tuple[str, str], ...] = ()
+    kept: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_ports()
@@ -336,6 +338,8 @@ def to_bytes(plan: Plan) -> bytes:
     }
     if plan.state:
         props["state"] = _compact(plan.state)
+    if plan.kept:
+        props["kept"] = _compact(plan.kept)
     for key in sorted(props):
         model.metadata_props.add(key=PREFIX + key, value=props[key])
     model.metadata_props.add(key=f"{PREFIX}digest", value=_digest(model))
@@ -469,7 +473,8 @@ def from_bytes(data: bytes) -> Plan:
     mesh = Mesh.parse(props[f"{PREFIX}mesh"])
     report = _report(props[f"{PREFIX}report"])
     state = tuple((name, new) for name, new in json.loads(props.get(f"{PREFIX}state", "[]")))
-    return Plan(mesh, inputs, outputs, nodes, types, constants, report, state)
+    kept = tuple(map(str, json.loads(props.get(f"{PREFIX}kept", "[]"))))
+    return Plan(mesh, inputs, outputs, nodes, types, constants, report, state, kept)
 
 
 def _check_digest(model: onnx.ModelProto, digest: str | None) -> None:

@@ -131,11 +131,11 @@ def emit(model: Model, choice: NDArray[np.int64]) -> tuple[Plan, frozenset[str]]
     graph, mesh, problem = model.graph, model.mesh, model.problem
     chosen = list(zip(problem.operators, choice, strict=True))
     have = {o.name: int(o.out[s]) for o, s in chosen if o.output is not None}
-    kept = {
+    keepers = {
         name: (problem.operators[i].phase, int(problem.operators[i].out[choice[i]]))
         for name, i in model.keeper.items()
     }
-    program = _Program(model, have, {name: home for name, home in kept.items() if home[1] != ABSENT})
+    program = _Program(model, have, {name: home for name, home in keepers.items() if home[1] != ABSENT})
     inputs = [
         Port(name, kind, model.types[name], model.layout(name, have[name]), program.made(name))
         for name, kind in _leaves(graph)
@@ -144,11 +144,13 @@ def emit(model: Model, choice: NDArray[np.int64]) -> tuple[Plan, frozenset[str]]
         program.types[port.local] = TensorType(
             mesh.local_shape(port.type.shape, port.layout), port.type.dtype
         )
+    kept: list[str] = []
     for part in model.parts:
         if taken := model.taken(part, choice):
             phase = problem.operators[model.maker[part.tensor]].phase
             program.compute(part.tensor, *taken, phase)
-            program.home(part.tensor, phase + 1)
+            if part.tensor in program.kept:
+                kept.append(program.home(part.tensor, phase + 1)[0])
     wanted = {new: have[name] for name, new in model.state}
     sinks = chosen[len(chosen) - len(model.sinks) :]
     wanted |= {name: int(o.reads[s, 0]) for name, (o, s) in zip(model.sinks, sinks, strict=True)}
@@ -160,7 +162,9 @@ def emit(model: Model, choice: NDArray[np.int64]) -> tuple[Plan, frozenset[str]]
         n: v for n, v in graph.constants.items() if v.nbytes <= EMBEDDED_CONSTANT_BYTES
     } | program.constants
     nodes, types = tuple(program.nodes), program.types
-    plan = Plan(mesh, tuple(inputs), tuple(outputs), nodes, types, constants, state=model.state)
+    plan = Plan(
+        mesh, tuple(inputs), tuple(outputs), nodes, types, constants, state=model.state, kept=tuple(kept)
+    )
     return plan, frozenset(program.rules)
 
 

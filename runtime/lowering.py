@@ -16,7 +16,7 @@ Missing: pipelines, loops over micro-batches, several processes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -36,6 +36,9 @@ from .operators import JAX, exact_types, gather
 Source = Callable[[str], np.ndarray]
 Options = Mapping[str, Any]
 Devices = Sequence[Any]  # of jax.Device, which has no type: jaxlib comes without stubs
+
+# XLA:CPU removes barriers before it fuses; it can run them.
+BARRIERS: Options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
 # For programs that run once or twice, such as tests and numeric checks: compiling is what takes the time.
 # A training step of 1,765 nodes on eight devices compiles in 21 s instead of 43.
@@ -82,7 +85,8 @@ def gather_or_zero(a: Options, rows: jax.Array, indices: jax.Array) -> jax.Array
 def cotangent(a: Options, arrays: Sequence[jax.Array]) -> jax.Array:
     """The cotangent of operand `operand` of the local operator `of`, given that of its result (the last array).
 
-    An Adjoint's operator is linear in the operand, which is not given: the derivative is the same at 0.
+    An Adjoint's operator is linear in the operand, which is not given: the derivative is the same at 0. What is
+    computed again for a derivative is not shared with the forward pass, or it would have to be kept: hence the barrier.
     """
     *operands, result = lax.optimization_barrier(tuple(arrays))
     if "shape" in a:
@@ -142,8 +146,12 @@ def run_nodes(
     values: dict[str, jax.Array],
     types: Mapping[str, TensorType] | None = None,
     mesh: Mesh | None = None,
+    kept: Collection[str] = (),
 ) -> None:
-    """Add to `values` what every node computes, compared with `types` where they say something."""
+    """Add to `values` what every node computes, compared with `types` where they say something.
+
+    What is `kept` stands behind a barrier: XLA would rather compute it again from what it was made of, and keep that.
+    """
     for node in nodes:
         try:
             results = apply(node, [values[name] for name in node.inputs], mesh)
@@ -161,7 +169,7 @@ def run_nodes(
                 raise UserError(
                     f"node {node.name!r} ({node.op}), output {name!r}: expected {expected}, found {found}"
                 )
-            values[name] = result
+            values[name] = lax.optimization_barrier(result) if name in kept else result
 
 
 def type_of(array: Any) -> TensorType:
@@ -387,15 +395,17 @@ class Executable:
 
     @cached_property
     def compiled(self) -> jax.stages.Compiled:
+        cpu = self.mesh.devices.flat[0].platform == "cpu"
+        options = {**(BARRIERS if cpu and self.plan.kept else {}), **self.compiler_options}
         with exact_types():
-            return self._jit(self.mesh).lower(*self._abstract(self.mesh)).compile(self.compiler_options)
+            return self._jit(self.mesh).lower(*self._abstract(self.mesh)).compile(options)
 
     def _program(self, parts: Sequence[jax.Array], tensors: Iterable[str]) -> tuple[jax.Array, ...]:
         values = {name: jnp.asarray(value) for name, value in self._scalars.items()}
         values |= {port.local: part for port, part in zip(self.plan.inputs, parts, strict=True)}
         fed = {port.name for port in self.plan.inputs}
         values |= {name: jnp.asarray(v) for name, v in self.plan.constants.items() if name not in fed}
-        run_nodes(self.plan.nodes, values, self.plan.types, self.plan.mesh)
+        run_nodes(self.plan.nodes, values, self.plan.types, self.plan.mesh, set(self.plan.kept))
         return tuple(values[name] for name in tensors)
 
     def _guarded(self, parts: Sequence[jax.Array], found: Sequence[jax.Array]) -> tuple[jax.Array, ...]:

@@ -27,15 +27,9 @@ from parallegg.report import describe
 from parallegg.rewrite.graph import Roles, tensor_source
 from parallegg.rules import load_rules
 from parallegg.runtime.devices import ensure_devices
-from parallegg.runtime.lowering import (
-    QUICK,
-    as_float64,
-    flat_program,
-    require_equal_replicas,
-    widest_array,
-    widest_node,
-)
 from parallegg.runtime.training import CompiledStep, NonFinite
+
+from .trajectories import check_three_steps, double
 
 _spec = importlib.util.spec_from_file_location("cli_models", Path(__file__).parent / "cli_models.py")
 assert _spec and _spec.loader
@@ -87,47 +81,6 @@ def batches(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
 
 
 # ------------------------------------------------------------------------------------------------ trajectories
-
-
-def double(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: widest_array(value) for name, value in batch.items()}
-
-
-def steps_of_one_device(step: parallegg.TrainingStep, source, fed):
-    """The loss and the state after every step, by the graph in float64."""
-    nodes = tuple(map(widest_node, step.graph.nodes))
-    alone = flat_program(nodes, step.graph.outputs, compiler_options=QUICK)
-    leaves = {name: widest_array(source(name)) for name in (*step.graph.parameters, *step.graph.constants)}
-    for name, kind in step.initial.items():
-        if kind == "zeros":
-            leaves[name] = np.zeros(step.graph.types[name].shape)
-    for number, batch in enumerate(fed):
-        feeds = {"learning_rate": np.float64(0.01), "step": np.int64(number)}
-        found = alone(leaves | feeds | batch)
-        state = {old: found[new] for old, new in step.state}
-        leaves |= state
-        yield float(found[step.loss]), state
-
-
-def check_three_steps(step: parallegg.TrainingStep, plan: parallegg.Plan, fed) -> None:
-    """Loss and state, on every replica, are those of one device; every weight that is trained has moved."""
-    plan, source = as_float64(plan), tensor_source(step.graph)
-    compiled = CompiledStep(plan, lambda name: widest_array(source(name)), compiler_options=QUICK)
-    state = compiled.init()
-    for batch, (loss, expected) in zip(fed, steps_of_one_device(step, source, fed), strict=True):
-        state, metrics = compiled.step(state, batch, learning_rate=0.01)
-        assert metrics["loss"] == pytest.approx(loss, rel=1e-10)
-        for name, _ in step.state:
-            require_equal_replicas(name, state[name])
-        for name, value in compiled.state_dict(state).items():
-            if name != compiled.count:
-                scale = max(np.abs(expected[name]).max(), 1e-30)
-                assert np.abs(value - expected[name]).max() <= 1e-10 * scale, (state[compiled.count], name)
-    assert state[compiled.count] == len(fed) == 3
-    moved = [name for name in step.initial if step.initial[name] == "parameter"]
-    for name in moved:
-        assert state[name].sharding.mesh.size == plan.mesh.size
-        assert np.abs(expected[name] - source(name)).max() > 0
 
 
 @pytest.mark.parametrize(
