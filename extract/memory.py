@@ -9,7 +9,8 @@ are in the order of the graph in every plan, so what is alive at a moment is kno
     keepers    what was kept before and is read from then on, in its layout
     operator   what it reads and leaves, each once; of a leaf or of what is kept only what is more than the smallest
                part, which is all that those are counted with then (both could be one buffer)
-Copies made for several readers, and what waits within a phase, are not counted.
+    waiting    what its own phase made and still reads: the smallest part, in whatever layout
+Copies made for several readers are not counted.
 """
 
 from __future__ import annotations
@@ -84,37 +85,52 @@ def held_at(model: Model, tensor: str) -> Problem:
     """The model's problem with the bytes that are alive while `tensor` is computed, or fewer; no limit."""
     operators = list(model.problem.operators)
     moment = next(i for i, part in enumerate(model.parts) if part.tensor == tensor)
-    alive = {name: model.keeper[name] for name in _kept_at(model, moment)}
-    stays = {name: i for i, name in enumerate(model.graph.leaves)} | alive
-    for i in set(model.keeper.values()) - set(alive.values()):
+    alive = _alive(model, moment)
+    kept = {name: model.keeper[name] for name in alive if name in model.keeper}
+    stays = {name: i for i, name in enumerate(model.graph.leaves)} | kept
+    for i in set(model.keeper.values()) - set(kept.values()):
         operators[i] = replace(operators[i], memory=np.zeros_like(operators[i].memory))
     part = model.parts[moment]
-    for name in {name for way in part.ways for name in way.operands if name in stays}:
+    read = {name for way in part.ways for name in way.operands}
+    for name in read & set(stays):
         operator = operators[stays[name]]
-        least = model.local_bytes(name).min()
-        operators[stays[name]] = replace(operator, memory=np.where(operator.out == ABSENT, 0.0, least))
+        smallest = model.local_bytes(name).min()
+        operators[stays[name]] = replace(operator, memory=np.where(operator.out == ABSENT, 0.0, smallest))
     own = operators[model.maker[tensor]]
-    operators[model.maker[tensor]] = replace(own, memory=_own(model, part, own, stays))
+    waiting = [name for name in alive if name not in stays and name not in read]
+    least = sum(model.local_bytes(name).min() for name in waiting) if _certain(model) else 0.0
+    operators[model.maker[tensor]] = replace(own, memory=_own(model, part, own, stays) + least)
     return replace(model.problem, operators=tuple(operators))
 
 
-def _kept_at(model: Model, moment: int) -> list[str]:
-    """What is kept before the moment and certainly read at it or later."""
+def _alive(model: Model, moment: int) -> list[str]:
+    """Computed tensors that are made before the moment and certainly read at it or later.
+
+    Of what is kept: by a later phase than its own.
+    """
+    operators = model.problem.operators
+    phase = {part.tensor: operators[model.maker[part.tensor]].phase for part in model.parts}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
-    made: dict[str, int] = {part.tensor: i for i, part in enumerate(model.parts)}
-    for i, part in enumerate(model.parts):
-        for name in (name for way in part.ways for name in way.operands if name in model.keeper):
-            phase = model.problem.operators[model.maker[name]].phase
-            if model.problem.operators[model.maker[part.tensor]].phase > phase:
-                first.setdefault(name, i)
-                last[name] = i
-    for name in model.graph.outputs:
-        first.setdefault(name, len(model.parts))
-        last[name] = len(model.parts)
-    optional = any(len(part.ways) > 1 for part in model.parts)  # then some reader may not be there
-    until = first if optional else last
-    return [name for name in model.keeper if made[name] < moment <= until[name]]
+    readers = [
+        (i, phase[part.tensor], name)
+        for i, part in enumerate(model.parts)
+        for way in part.ways
+        for name in way.operands
+    ]
+    readers += [(len(model.parts), model.last_phase, name) for name in model.graph.outputs]
+    for i, when, name in readers:
+        if name in phase and (name not in model.keeper or when > phase[name]):
+            first.setdefault(name, i)
+            last[name] = i
+    until = last if _certain(model) else first
+    made = {part.tensor: i for i, part in enumerate(model.parts)}
+    return [name for name, i in made.items() if i < moment <= until.get(name, -1)]
+
+
+def _certain(model: Model) -> bool:
+    """Is every tensor computed? Not where algebra offers another way around it."""
+    return all(len(part.ways) == 1 for part in model.parts)
 
 
 def _own(model: Model, part: Part, operator: Operator, stays: Mapping[str, int]) -> NDArray[np.float64]:

@@ -77,7 +77,7 @@ def check_gradients(compiled: CompiledStep, state, batch, expected: dict[str, np
     assert set(local.values()) == set(expected)
     scalars = {compiled.learning_rate: np.float64(0.01), compiled.count: np.int64(0)}
     feeds = compiled.state_dict(state) | scalars | batch
-    fed = {port.name: feeds[port.name] for port in plan.inputs if port.name in feeds}
+    fed = {port.name: feeds[port.name] for port in plan.inputs if port.kind == "input"}
     blocks = executable.blocks(executable.place(fed, compiled.source), list(local))
     for name, gradient in local.items():
         value, replicas_agree = assemble(blocks[name], parse_layout(name.rpartition("@")[2]))
