@@ -142,7 +142,11 @@ def with_loss(graph: Graph) -> Graph:
     )
 
 
-WHOLE_MODELS = [s for s in (*SAMPLES, *OTHERS) if s.name not in ("light_resnet50", "bert.legacy")]
+WHOLE_MODELS = [
+    pytest.param(s, marks=pytest.mark.sweep if s in OTHERS or "legacy_dyn" in s.name else ())
+    for s in (*SAMPLES, *OTHERS)
+    if s.name not in ("light_resnet50", "bert.legacy")
+]
 
 
 @pytest.mark.parametrize("sample", WHOLE_MODELS, ids=lambda s: s.name)

@@ -49,7 +49,6 @@ PAIRS = [
 ]
 # Each model once and each mesh at least once; the rest is the sweep's.
 FEW = [(SAMPLES[i], list(MESHES)[j]) for i, j in ((0, 0), (1, 3), (2, 1), (3, 2), (4, 0), (5, 1), (6, 0))]
-FEW += [(sample, SQUARE) for sample in OTHERS]
 
 
 def pairs(some: Sequence[tuple[Sample, str]]) -> list:

@@ -267,6 +267,7 @@ def test_the_loss_falls(folder, tmp_path):
     assert "tokens_per_s" in metrics.read_text()
 
 
+@pytest.mark.sweep
 def test_a_net_in_training_mode_trains(tmp_path):
     """Its own loss; what is averaged is saved with the weights."""
     plan, data, state = (str(tmp_path / name) for name in ("plan.onnx", "data.npz", "state.npz"))
