@@ -29,7 +29,7 @@ from .mesh import Layout, Mesh, Partial, Replicate, Shard, parse_layout
 from .planfile import Plan, Port, check_model, save
 from .planfile import load as load_plan
 from .program import Node, TensorType, UserError
-from .rewrite.graph import Graph, Roles, tensor_source
+from .rewrite.graph import Graph, tensor_source
 from .rewrite.onnx_reader import load
 from .rewrite.optimizers import SGD, Adam, AdamW
 from .rewrite.training import LossSpec, TrainingStep, as_training_step, rebuilt, training_step
@@ -99,7 +99,7 @@ def plan(
     mistake in what was given, DoesNotFit when no plan fits in `memory_bytes` a device.
     """
     if isinstance(model, TrainingStep):
-        graph, roles = model.graph, Roles(model.phases, model.state)
+        graph, roles = model.graph, model.roles
     else:
         graph, roles = model if isinstance(model, Graph) else load(model, shapes), None
     layouts = {name: parse_layout(pin) if isinstance(pin, str) else pin for name, pin in (pins or {}).items()}

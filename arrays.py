@@ -4,7 +4,6 @@
     read_inputs(path, plan)         those that the plan is fed, checked
     draw_inputs(graph, plan, seed)  random ones instead
     write_arrays(path, arrays)      whole or not at all
-    as_planned(array, type)         NumPy's float32 as the plan's bfloat16
 NumPy files have no bfloat16: it is kept in them as float32.
 """
 
@@ -15,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .planfile import Plan, whole_file
-from .program import TensorType, UserError
+from .planfile import Plan, as_planned, numpy_dtype, whole_file
+from .program import UserError
 from .rewrite.graph import Graph
 
 
@@ -45,22 +44,11 @@ def read_inputs(path: Path, plan: Plan) -> dict[str, np.ndarray]:
     for name, port in ports.items():
         if name not in arrays:
             raise UserError(f"{path}: input {name!r} is missing, expected {port.type}")
-        array = arrays[name] = as_planned(arrays[name], port.type)
+        array = arrays[name] = as_planned(arrays[name], port.type.dtype)
         if array.shape != port.type.shape or str(array.dtype) != port.type.dtype:
             found = f"{array.dtype}[{','.join(map(str, array.shape))}]"
             raise UserError(f"{path}: input {name!r}: expected {port.type}, found {found}")
     return arrays
-
-
-def as_planned(array: np.ndarray, expected: TensorType) -> np.ndarray:
-    """The array, which a file or NumPy may have as float32 for want of bfloat16."""
-    return array.astype(_bfloat16()) if expected.dtype == "bfloat16" and array.dtype == np.float32 else array
-
-
-def _bfloat16() -> np.dtype:
-    from onnx import TensorProto, helper
-
-    return helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
 
 
 def draw_inputs(graph: Graph, plan: Plan, seed: int) -> dict[str, np.ndarray]:
@@ -71,8 +59,9 @@ def draw_inputs(graph: Graph, plan: Plan, seed: int) -> dict[str, np.ndarray]:
     drawn = {}
     for port in plan.inputs:
         if port.kind == "input":
-            dtype = _bfloat16() if port.type.dtype == "bfloat16" else np.dtype(port.type.dtype)
-            drawn[port.name] = uses.draw(rng, port.name, port.type, False, False).astype(dtype)
+            drawn[port.name] = uses.draw(rng, port.name, port.type, False, False).astype(
+                numpy_dtype(port.type.dtype)
+            )
     return drawn
 
 

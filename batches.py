@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import as_planned, read_arrays
+from .arrays import read_arrays
+from .planfile import as_planned
 from .program import TensorType, UserError
 
 Batch = dict[str, np.ndarray]
@@ -109,7 +110,7 @@ def _column(path: Path, name: str, arrays: Mapping[str, np.ndarray], expected: T
     """All examples of one input."""
     if name not in arrays:
         raise UserError(f"{path}: input {name!r} is missing, expected {_many(expected)}")
-    array = as_planned(arrays[name], expected)
+    array = as_planned(arrays[name], expected.dtype)
     fits = array.ndim == expected.rank and array.shape[1:] == expected.shape[1:]
     if not fits or str(array.dtype) != expected.dtype:
         found = f"{array.dtype}[{','.join(map(str, array.shape))}]"
@@ -182,7 +183,7 @@ class FunctionData:
             except (TypeError, ValueError) as error:  # lists of unequal lengths, for example
                 raise UserError(f"{what}: input {name!r} is no array: {error}") from None
             if name in self.inputs:
-                arrays[name] = as_planned(arrays[name], self.inputs[name])
+                arrays[name] = as_planned(arrays[name], self.inputs[name].dtype)
         self.check(arrays, what)
         return arrays
 

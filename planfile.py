@@ -227,7 +227,7 @@ _FIXED: dict[str, dict[str, Any]] = {
 
 def _operand_value(style: str, value: Any, dtype: str) -> np.ndarray:
     if style == "like":
-        return np.asarray(value).astype(helper.tensor_dtype_to_np_dtype(_elem_type(dtype)))
+        return np.asarray(value).astype(numpy_dtype(dtype))
     array = np.asarray(value, np.int64)
     return array.reshape(1) if style == "int64[1]" else array
 
@@ -414,6 +414,16 @@ def _elem_type(dtype: str) -> int:
     if dtype == "bfloat16":
         return onnx.TensorProto.BFLOAT16
     return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    """NumPy's type of that name, bfloat16 included."""
+    return helper.tensor_dtype_to_np_dtype(_elem_type(dtype))
+
+
+def as_planned(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The array, which a file may have as float32 because NumPy's files have no bfloat16."""
+    return array.astype(numpy_dtype(dtype)) if dtype == "bfloat16" and array.dtype == np.float32 else array
 
 
 def _compact(value: Any) -> str:

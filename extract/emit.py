@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,7 +177,7 @@ def _leaves(graph: Graph) -> list[tuple[str, str]]:
     ]
 
 
-def collective_table(plan: Plan) -> list[dict[str, object]]:
+def collective_table(plan: Plan) -> list[dict[str, Any]]:
     """Collectives by kind and axis: how many, bytes sent per device, payload bytes."""
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for node in plan.nodes:

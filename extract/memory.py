@@ -2,9 +2,10 @@
 
     memory = memory_use(plan)            bytes that stay, the most that is alive at once, and at which node
     problem = held_at(model, tensor)     its memory is a lower bound on what is alive while the tensor is computed
+    problem = held_at_the_turn(model)    or at the end of the forward pass
 
-The second is linear in the choice, so the extraction can bound it; whatever fits in the limit fits there, too. Nodes
-are in the order of the graph in every plan, so what is alive at a moment is known but for the layouts:
+The last two are linear in the choice, so the extraction can bound them; whatever fits in the limit fits there, too.
+Nodes are in the order of the graph in every plan, so what is alive at a moment is known but for the layouts:
     leaves     state in its layout, old or new
     keepers    what was kept before and is read from then on, in its layout
     operator   what it reads and leaves, each once; of a leaf or of what is kept only what is more than the smallest
@@ -81,6 +82,19 @@ def _replaced(plan: Plan, last: Mapping[str, int]) -> dict[int, list[str]]:
     return ended
 
 
+def held_at_the_turn(model: Model) -> Problem:
+    """The problem that counts leaves and what the forward pass leaves for later, but nothing that is made later."""
+    operators = list(model.problem.operators)
+    for i in model.keeper.values():
+        if operators[i].phase > 0:
+            operators[i] = _weightless(operators[i])
+    return replace(model.problem, operators=tuple(operators))
+
+
+def _weightless(operator: Operator) -> Operator:
+    return replace(operator, memory=np.zeros_like(operator.memory))
+
+
 def held_at(model: Model, tensor: str) -> Problem:
     """The model's problem with the bytes that are alive while `tensor` is computed, or fewer; no limit."""
     operators = list(model.problem.operators)
@@ -89,7 +103,7 @@ def held_at(model: Model, tensor: str) -> Problem:
     kept = {name: model.keeper[name] for name in alive if name in model.keeper}
     stays = {name: i for i, name in enumerate(model.graph.leaves)} | kept
     for i in set(model.keeper.values()) - set(kept.values()):
-        operators[i] = replace(operators[i], memory=np.zeros_like(operators[i].memory))
+        operators[i] = _weightless(operators[i])
     part = model.parts[moment]
     read = {name for way in part.ways for name in way.operands}
     for name in read & set(stays):

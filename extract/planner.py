@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from ..units import human_bytes
 from .build import Model, build
 from .emit import collective_table, emit
 from .hardware import Hardware
-from .memory import Memory, held_at, memory_use
+from .memory import Memory, held_at, held_at_the_turn, memory_use
 from .problem import Infeasible, Problem, Solution
 from .schemes import restricted
 from .search import solve
@@ -58,7 +59,7 @@ class Planned:
     """A plan with the report that `plan --json` prints."""
 
     plan: Plan
-    report: Mapping[str, object]
+    report: Mapping[str, Any]
     warnings: tuple[str, ...]
 
 
@@ -154,7 +155,7 @@ def _within(
     Whatever fits fits at every moment, so the greatest bound holds. What the row of a moment does not count is known
     once the program is: the excess tightens the limit, a few times, with no word on the bound.
     """
-    problem, moment = _at_the_turn(model), None
+    problem, moment = held_at_the_turn(model), None
     budgets: dict[str | None, float] = {}
     bound, needed = -np.inf, np.inf
     for _ in range(MEMORY_ROUNDS):
@@ -193,20 +194,6 @@ def _tensor_of(model: Model, node: Node) -> str | None:
     return next((p.tensor for p in model.parts if any(w.node == origin for w in p.ways)), None)
 
 
-def _at_the_turn(model: Model) -> Problem:
-    """The problem that counts leaves and what the forward pass leaves for later, but nothing that is made later."""
-    operators = model.problem.operators
-    late = {i for i in model.keeper.values() if operators[i].phase > 0}
-    if not late:
-        return model.problem
-    return replace(
-        model.problem,
-        operators=tuple(
-            replace(o, memory=np.zeros_like(o.memory)) if i in late else o for i, o in enumerate(operators)
-        ),
-    )
-
-
 def _solve(model: Model, problem: Problem, options: Options, progress: Progress) -> Solution:
     def tell(phase: str, cost: float, bound: float, sweeps: int) -> None:
         progress(f"{phase}: cost {cost:.4g} s, bound {bound:.4g} s, {sweeps} sweeps")
@@ -235,7 +222,7 @@ def _bytes(count: int) -> str:
     return f"{human_bytes(count)} ({count} bytes)"
 
 
-def _outcome(model: Model, solution: Solution, memory: Memory, hardware: Hardware) -> dict[str, object]:
+def _outcome(model: Model, solution: Solution, memory: Memory, hardware: Hardware) -> dict[str, Any]:
     """What both the report and the plan file say."""
     space = model.space
     return {
@@ -258,7 +245,7 @@ def _report(
     limit: int,
     saturation_s: float,
     search_s: float,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     space = model.space
     return {
         **_outcome(model, solution, memory, hardware),
@@ -281,7 +268,7 @@ def _metadata(
     hardware: Hardware,
     book: RuleBook,
     rules: frozenset[str],
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """What the plan file keeps: nothing that depends on the clock."""
     return {
         **_outcome(model, solution, memory, hardware),

@@ -25,7 +25,7 @@ from typing import Any
 from ..program import Node, TensorType, UserError
 from .builder import Builder, Terms
 from .gradients import gradients
-from .graph import Graph, Statistic
+from .graph import Graph, Roles, Statistic
 from .losses import mean_squared_error, negative_log_likelihood, valid_labels, weighted_mean
 from .operators import OPERATORS
 from .optimizers import SGD, Adam, AdamW, Optimizer, clipped
@@ -79,6 +79,11 @@ class TrainingStep:
     step: str | None = None
     warnings: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)  # what `rebuilt` needs besides the model; JSON
+
+    @property
+    def roles(self) -> Roles:
+        """What the planner needs to know of the step besides its graph."""
+        return Roles(self.phases, self.state)
 
     @property
     def batch(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..mesh import Shard
-from ..planfile import Plan
+from ..planfile import Plan, as_planned
 from ..program import TensorType, UserError
 from .lowering import Devices, Executable, Options, Source, gathered, type_of
 
@@ -86,7 +86,9 @@ class CompiledStep:
                     f"state {name!r}: missing, expected {self.ports[name].type}"
                     + ("; give how it begins: init(values), or --resume FILE.npz" if values is None else "")
                 )
-            state[name] = self.executable.put(name, as_stored(array, self.ports[name].type.dtype))
+            state[name] = self.executable.put(
+                name, as_planned(np.asarray(array), self.ports[name].type.dtype)
+            )
         return state
 
     def _initial(self, name: str) -> np.ndarray | None:
@@ -232,12 +234,6 @@ def _not_finite(array: np.ndarray) -> bool:
 
 def _nan_and_infinity(x: jax.Array) -> jax.Array:
     return jnp.stack([jnp.isnan(x).any(), jnp.isinf(x).any()])
-
-
-def as_stored(array: np.ndarray, dtype: str) -> np.ndarray:
-    """NumPy files have no bfloat16: it is kept in them as float32."""
-    array = np.asarray(array)
-    return array.astype(jnp.dtype(dtype)) if dtype == "bfloat16" and array.dtype == np.float32 else array
 
 
 def _some(names: list[str]) -> str:

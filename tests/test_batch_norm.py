@@ -15,7 +15,7 @@ from parallegg.extract.planner import prepare, random_plan
 from parallegg.extract.sampling import random_choice
 from parallegg.mesh import Mesh, Shard
 from parallegg.program import UserError
-from parallegg.rewrite.graph import Graph, Roles, tensor_source
+from parallegg.rewrite.graph import Graph, tensor_source
 from parallegg.rewrite.onnx_reader import load
 from parallegg.rewrite.optimizers import SGD
 from parallegg.rewrite.training import FORWARD, LossSpec, TrainingStep, training_step
@@ -311,7 +311,7 @@ def test_averages_stay_in_float32_beside_bfloat16(tmp_path: Path):
 def test_random_plans_measure_the_whole_batch(mesh: str, tmp_path: Path):
     """Split by batch, by channels and by both: outputs, gradients and averages are those of one device."""
     step = stepped(network(tmp_path / "m.onnx"))
-    roles = Roles(step.phases, step.state)
+    roles = step.roles
     model = prepare(step.graph, Mesh.parse(mesh), load_hardware("cpu"), book=load_rules(), roles=roles)
     original, layouts = Original(step.graph, None), set()
     for seed in range(8):

@@ -212,8 +212,8 @@ def test_a_limit_is_kept_with_an_honest_bound():
     peak = memory_use(free.plan).peak
     tight = make_plan(graph, MESH, load_hardware("cpu"), roles=ROLES, memory_bytes=peak - 1)
     assert memory_use(tight.plan).peak < peak
-    assert free.report["bound_s"] <= tight.report["bound_s"] * (1 + 1e-9)  # type: ignore[operator]
-    assert free.report["cost_s"] <= tight.report["cost_s"] * (1 + 1e-9)  # type: ignore[operator]
+    assert free.report["bound_s"] <= tight.report["bound_s"] * (1 + 1e-9)
+    assert free.report["cost_s"] <= tight.report["cost_s"] * (1 + 1e-9)
 
 
 BAD = {

@@ -75,7 +75,7 @@ def original(sample: Sample) -> Original:
 
 
 def predicted(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:
-    return {(r["kind"], r["axis"]): (r["count"], r["payload_bytes"]) for r in collective_table(plan)}  # type: ignore[misc]
+    return {(r["kind"], r["axis"]): (r["count"], r["payload_bytes"]) for r in collective_table(plan)}
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from parallegg.planfile import save as save_plan
 from parallegg.planfile import to_bytes
 from parallegg.program import Node, TensorType, UserError
 from parallegg.rewrite.builder import Builder, Terms
-from parallegg.rewrite.graph import Graph, Roles
+from parallegg.rewrite.graph import Graph
 from parallegg.rewrite.onnx_reader import load
 from parallegg.rewrite.optimizers import SGD, Adam
 from parallegg.rewrite.random_draws import random_mask
@@ -260,7 +260,7 @@ F = TensorType((), "float32")
 def prepared(folder: Path, mesh: str):
     graph = two_layers(folder / "m.onnx")
     step = training_step(graph, loss="loss", optimizer=SGD())
-    roles = Roles(step.phases, step.state)
+    roles = step.roles
     return prepare(step.graph, Mesh.parse(mesh), load_hardware("cpu"), book=load_rules(), roles=roles)
 
 

@@ -18,7 +18,6 @@ from parallegg.extract.planner import prepare
 from parallegg.extract.schemes import restricted
 from parallegg.mesh import Mesh, Replicate, Shard
 from parallegg.program import UserError
-from parallegg.rewrite.graph import Roles
 from parallegg.rules import load_rules
 from parallegg.runtime.devices import ensure_devices
 
@@ -102,7 +101,7 @@ def test_it_computes_the_same(step, planned):
 
 def test_every_choice_that_is_left_keeps_to_it(step):
     """No strategy of finite cost reads a layout that is reached by sending something else than sums."""
-    book, roles = load_rules(), Roles(step.phases, step.state)
+    book, roles = load_rules(), step.roles
     model = prepare(step.graph, Mesh.parse("data=4"), load_hardware("cpu"), book=book, roles=roles)
     problem = restricted(model, "data-parallel").problem
     by_name = {operator.name: operator for operator in problem.operators}

@@ -24,7 +24,7 @@ from parallegg.mesh import Mesh
 from parallegg.planfile import to_bytes
 from parallegg.program import UserError
 from parallegg.report import describe
-from parallegg.rewrite.graph import Roles, tensor_source
+from parallegg.rewrite.graph import tensor_source
 from parallegg.rules import load_rules
 from parallegg.runtime.devices import ensure_devices
 from parallegg.runtime.training import CompiledStep, NonFinite
@@ -109,7 +109,7 @@ def test_three_steps_in_training_mode_equal_those_of_one_device(mesh):
     rng = np.random.default_rng(0)
     fed = [{"x": rng.standard_normal((4, 3, 8, 8)), "t": rng.integers(0, 10, 4)} for _ in range(3)]
     cheapest = parallegg.plan(step, mesh).plan
-    roles = Roles(step.phases, step.state)
+    roles = step.roles
     prepared = prepare(step.graph, Mesh.parse(mesh), load_hardware("cpu"), book=load_rules(), roles=roles)
     drawn = random_plan(prepared, random_choice(prepared.problem, np.random.default_rng(0)))
     assert any(t.shape[0] == 2 for name, t in drawn.types.items() if "/centred@" in name)

@@ -10,7 +10,7 @@ from parallegg.extract.hardware import load_hardware
 from parallegg.extract.planner import make_plan, prepare, random_plan
 from parallegg.extract.sampling import random_choice
 from parallegg.mesh import Mesh
-from parallegg.rewrite.graph import Roles, tensor_source
+from parallegg.rewrite.graph import tensor_source
 from parallegg.rewrite.optimizers import SGD
 from parallegg.rewrite.training import as_training_step, training_step
 from parallegg.rules import load_rules
@@ -32,7 +32,7 @@ def test_a_given_training_step_equals_torchs(name: str, mesh: str):
     graph = parallegg.load(DATA / f"{name}.trainstep.onnx")
     stored = np.load(DATA / f"{name}.trainstep.npz")
     step = as_training_step(graph, "p.{} -> new.{}")
-    roles = Roles(step.phases, step.state)
+    roles = step.roles
     plan = make_plan(step.graph, Mesh.parse(mesh), load_hardware("cpu"), roles=roles).plan
     executable = lower(plan, compiler_options=QUICK)
     predicted = {(r["kind"], r["axis"]): (r["count"], r["payload_bytes"]) for r in collective_table(plan)}
@@ -52,7 +52,7 @@ def test_a_given_training_step_equals_torchs(name: str, mesh: str):
 def test_a_step_of_a_net_in_training_mode(mesh: str):
     """Batch statistics, running averages and a Dropout: the cheapest plan, and one that splits the batch."""
     step = training_step(CNN_TRAIN_LOSS.graph(), loss="loss", optimizer=SGD())
-    grid, roles = Mesh.parse(mesh), Roles(step.phases, step.state)
+    grid, roles = Mesh.parse(mesh), step.roles
     planned = make_plan(step.graph, grid, load_hardware("cpu"), roles=roles)
     assert planned.report["saturated"] and float(str(planned.report["gap"])) <= 1e-2
     model = prepare(step.graph, grid, load_hardware("cpu"), book=load_rules(), roles=roles)
@@ -68,6 +68,6 @@ def test_a_step_of_a_net_in_training_mode(mesh: str):
 def test_a_given_training_step_is_verified():
     graph = parallegg.load(DATA / "mlp.trainstep.onnx")
     step = as_training_step(graph, "p.{} -> new.{}")
-    roles = Roles(step.phases, step.state)
+    roles = step.roles
     plan = make_plan(step.graph, Mesh.parse("data=4,model=2"), load_hardware("h100"), roles=roles).plan
     assert compare(step.graph, plan).verdict == "tested"

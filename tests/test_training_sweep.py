@@ -14,7 +14,6 @@ from parallegg.extract.planner import prepare, random_plan
 from parallegg.extract.sampling import random_choice
 from parallegg.mesh import Mesh
 from parallegg.planfile import from_bytes, to_bytes
-from parallegg.rewrite.graph import Roles
 from parallegg.rules import load_rules
 from parallegg.runtime.devices import ensure_devices
 
@@ -47,11 +46,11 @@ def test_three_steps_of_any_plan_equal_those_of_one_device(mesh: str, tmp_path: 
     """The cheapest plan, one that holds less, and random legal ones: eight a mesh."""
     step, fed = gpt_step(tmp_path)
     cheapest = parallegg.plan(step, mesh)
-    assert cheapest.report["gap"] <= 1e-2  # type: ignore[operator]
+    assert cheapest.report["gap"] <= 1e-2
     ensure_devices(cheapest.plan.mesh.size)
-    least = int(0.8 * cheapest.report["memory_bytes"])  # type: ignore[operator]
+    least = int(0.8 * cheapest.report["memory_bytes"])
     plans = [cheapest.plan, parallegg.plan(step, mesh, memory_bytes=least).plan]
-    roles = Roles(step.phases, step.state)
+    roles = step.roles
     model = prepare(step.graph, Mesh.parse(mesh), load_hardware("cpu"), book=load_rules(), roles=roles)
     for seed in range(DRAWN):
         drawn = random_plan(model, random_choice(model.problem, np.random.default_rng(seed)))
