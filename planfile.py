@@ -60,6 +60,7 @@ class Plan:
     out. `constants` holds values by logical name (ports of kind "constant") or by local name (the program's scalars).
     `state` pairs inputs and parameters with the outputs that are their values in the next step, in the same layout.
     `kept` are the tensors of the program that one phase of a training step leaves for later ones.
+    `derivation` says of every node what it computes and by which rules (verification/certificate.py).
     """
 
     mesh: Mesh
@@ -71,6 +72,7 @@ class Plan:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     state: tuple[tuple[str, str], ...] = ()
     kept: tuple[str, ...] = ()
+    derivation: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self._check_ports()
@@ -340,6 +342,8 @@ def to_bytes(plan: Plan) -> bytes:
         props["state"] = _compact(plan.state)
     if plan.kept:
         props["kept"] = _compact(plan.kept)
+    if plan.derivation:
+        props["derivation"] = _compact(plan.derivation)
     for key in sorted(props):
         model.metadata_props.add(key=PREFIX + key, value=props[key])
     model.metadata_props.add(key=f"{PREFIX}digest", value=_digest(model))
@@ -484,7 +488,8 @@ def from_bytes(data: bytes) -> Plan:
     report = _report(props[f"{PREFIX}report"])
     state = tuple((name, new) for name, new in json.loads(props.get(f"{PREFIX}state", "[]")))
     kept = tuple(map(str, json.loads(props.get(f"{PREFIX}kept", "[]"))))
-    return Plan(mesh, inputs, outputs, nodes, types, constants, report, state, kept)
+    derivation = json.loads(props.get(f"{PREFIX}derivation", "null"))
+    return Plan(mesh, inputs, outputs, nodes, types, constants, report, state, kept, derivation)
 
 
 def _check_digest(model: onnx.ModelProto, digest: str | None) -> None:

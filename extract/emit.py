@@ -21,7 +21,6 @@ from ..mesh import Layout, format_layout
 from ..planfile import Plan, Port
 from ..program import Node, TensorType
 from ..rewrite.collectives import infer_local
-from ..rewrite.graph import Graph
 from ..rewrite.kinds import Application
 from ..rewrite.operators import OPERATORS
 from ..rewrite.space import Strategy
@@ -139,7 +138,7 @@ def emit(model: Model, choice: NDArray[np.int64]) -> tuple[Plan, frozenset[str]]
     program = _Program(model, have, {name: home for name, home in keepers.items() if home[1] != ABSENT})
     inputs = [
         Port(name, kind, model.types[name], model.layout(name, have[name]), program.made(name))
-        for name, kind in _leaves(graph)
+        for name, kind in graph.ports
     ]
     for port in inputs:
         program.types[port.local] = TensorType(
@@ -167,14 +166,6 @@ def emit(model: Model, choice: NDArray[np.int64]) -> tuple[Plan, frozenset[str]]
         mesh, tuple(inputs), tuple(outputs), nodes, types, constants, state=model.state, kept=tuple(kept)
     )
     return plan, frozenset(program.rules)
-
-
-def _leaves(graph: Graph) -> list[tuple[str, str]]:
-    return [
-        *((name, "input") for name in graph.inputs),
-        *((name, "parameter") for name in graph.parameters),
-        *((name, "constant") for name in graph.constants),
-    ]
 
 
 def collective_table(plan: Plan) -> list[dict[str, Any]]:

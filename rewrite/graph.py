@@ -58,9 +58,14 @@ class Graph:
     @property
     def leaves(self) -> Iterator[str]:
         """Inputs, parameters and constants, in this order."""
-        yield from self.inputs
-        yield from self.parameters
-        yield from self.constants
+        yield from (name for name, _ in self.ports)
+
+    @property
+    def ports(self) -> Iterator[tuple[str, str]]:
+        """The leaves, each with its kind: input, parameter or constant."""
+        yield from ((name, "input") for name in self.inputs)
+        yield from ((name, "parameter") for name in self.parameters)
+        yield from ((name, "constant") for name in self.constants)
 
     def _check(self) -> None:
         defined: set[str] = set()

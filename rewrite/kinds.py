@@ -33,7 +33,7 @@ def applications(graph: Graph) -> tuple[list[Application], dict[str, TensorType]
     types = dict(graph.types)
     found: list[Application] = []
     for node in graph.nodes:
-        for part in _binary(node, types):
+        for part in in_pairs(node, types):
             operands = tuple(types[name] for name in part.inputs)
             for index, tensor in enumerate(part.outputs):
                 head = encode(_selecting(part, index))
@@ -41,7 +41,7 @@ def applications(graph: Graph) -> tuple[list[Application], dict[str, TensorType]
     return found, types
 
 
-def _binary(node: Node, types: dict[str, TensorType]) -> Iterator[Node]:
+def in_pairs(node: Node, types: dict[str, TensorType]) -> Iterator[Node]:
     """A Concat of n tensors as n - 1 Concats of two, from the right; any other node as it is."""
     if node.op != "Concat" or len(node.inputs) == 2:
         yield node

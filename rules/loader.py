@@ -60,6 +60,7 @@ class RuleBook:
     rules: Mapping[str, Rule]
     constructors: Mapping[str, Constructor]
     statements: tuple[tuple[str, str], ...]  # (rule name or "", egglog text), declarations first
+    facts: tuple[str, ...]  # what rule files state of their relations, such as (linear "Neg")
     digest: str
 
     @property
@@ -163,7 +164,8 @@ class _Builder:
         self.files: list[str] = []
         self.rules: dict[str, Rule] = {}
         self.constructors: dict[str, Constructor] = {}
-        self.facts: set[str] = set()  # relations that may be stated at top level
+        self.relations: set[str] = set()  # those that may be stated at top level
+        self.facts: list[str] = []
         self.declarations: list[str] = []
         self.statements: list[tuple[str, str]] = []  # facts and rules; they may use what any file declares
         self.pending: list[tuple[Path, Form, bool]] = []
@@ -187,7 +189,14 @@ class _Builder:
             if constructor.name not in NOT_OPERATORS:
                 self._generate(constructor)
         statements = (*(("", text) for text in self.declarations), *self.statements)
-        return RuleBook(tuple(self.files), self.rules, self.constructors, statements, self.hash.hexdigest())
+        return RuleBook(
+            tuple(self.files),
+            self.rules,
+            self.constructors,
+            statements,
+            tuple(self.facts),
+            self.hash.hexdigest(),
+        )
 
     def _generate(self, constructor: Constructor) -> None:
         for name, text in generated(constructor):
@@ -208,10 +217,11 @@ class _Builder:
             self._relation(path, form)
         elif form.head in ("rewrite", "birewrite", "rule"):
             self.pending.append((path, form, trusted))
-        elif form.head in self.facts:
+        elif form.head in self.relations:
             if any(item.is_list for item in form.children):
                 raise _refused(path, form, "a fact at top level has plain arguments: strings and numbers")
             self.statements.append(("", form.text))
+            self.facts.append(form.text)
         elif trusted and form.head in ("datatype", "sort", "ruleset"):
             self.declarations.append(form.text)
         else:
@@ -253,7 +263,7 @@ class _Builder:
             raise _refused(path, form, f"expected ({form.head} name (Sort ...) ...)")
         self.declarations.append(form.text)
         if form.head == "relation":
-            self.facts.add(items[1].text)
+            self.relations.add(items[1].text)
 
     def _rule(self, path: Path, form: Form, trusted: bool) -> None:
         name, ruleset = (self._option(path, form, key) for key in (":name", ":ruleset"))
