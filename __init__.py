@@ -26,7 +26,7 @@ from . import schedules
 from .extract.hardware import Hardware, load_hardware
 from .extract.planner import DoesNotFit, Options, Planned, make_plan
 from .mesh import Layout, Mesh, Partial, Replicate, Shard, parse_layout
-from .planfile import Plan, Port, check_model, save
+from .planfile import Edited, Plan, Port, check_model, save
 from .planfile import load as load_plan
 from .program import Node, TensorType, UserError
 from .rewrite.graph import Graph, tensor_source
@@ -34,12 +34,13 @@ from .rewrite.onnx_reader import load
 from .rewrite.optimizers import SGD, Adam, AdamW
 from .rewrite.training import LossSpec, TrainingStep, as_training_step, rebuilt, training_step
 from .rules import load_rules
+from .verification.plans import derive
 
 if TYPE_CHECKING:
     import numpy as np
 
     from .runtime.training import CompiledStep
-    from .verification.numbers import Comparison
+    from .verification.layers import Verification
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "DoesNotFit",
+    "Edited",
     "Graph",
     "Hardware",
     "Layout",
@@ -103,11 +105,12 @@ def plan(
     else:
         graph, roles = model if isinstance(model, Graph) else load(model, shapes), None
     layouts = {name: parse_layout(pin) if isinstance(pin, str) else pin for name, pin in (pins or {}).items()}
+    book = load_rules([rules] if isinstance(rules, str | Path) else rules)
     planned = make_plan(
         graph,
         Mesh.parse(mesh) if isinstance(mesh, str) else mesh,
         hardware if isinstance(hardware, Hardware) else load_hardware(hardware),
-        book=load_rules([rules] if isinstance(rules, str | Path) else rules),
+        book=book,
         memory_bytes=memory_bytes,
         pins=layouts,
         roles=roles,
@@ -115,12 +118,15 @@ def plan(
         options=options,
         progress=progress,
     )
+    progress("deriving the plan")
+    derivation = derive(graph, planned.plan, book, roles.state if roles else ())
+    proved = replace(planned, plan=replace(planned.plan, derivation=derivation))
     if not isinstance(model, TrainingStep):
-        return planned
+        return proved
     metadata = {**planned.plan.metadata, "training": _training(model)}
     return replace(
-        planned,
-        plan=replace(planned.plan, metadata=metadata),
+        proved,
+        plan=replace(proved.plan, metadata=metadata),
         warnings=(*model.warnings, *planned.warnings),
     )
 
@@ -157,14 +163,19 @@ def run(plan: Plan, model: Graph | str | Path, inputs: Mapping[str, np.ndarray])
     return executable.run(executable.place(inputs, tensor_source(graph)))
 
 
-def verify(model: Graph | str | Path, plan: Plan, *, seed: int = 0) -> Comparison:
-    """Run plan and model in float64 on random inputs and weights and compare every output."""
-    from .runtime.devices import ensure_devices
-    from .verification.numbers import compare
+def verify(
+    model: Graph | str | Path, plan: Plan, *, rules: Sequence[str | Path] = (), seed: int = 0
+) -> Verification:
+    """Check a plan against its model: derived rule by rule, and compared on random numbers in float64.
 
-    graph = planned_graph(plan, model)
+    `rules` are the rule files that the plan was made with, beside the shipped ones.
+    """
+    from .runtime.devices import ensure_devices
+    from .verification.layers import verify as verify_layers
+
+    graph, state = _planned(plan, model)
     ensure_devices(plan.mesh.size)
-    return compare(graph, plan, seed=seed, source=tensor_source(graph))
+    return verify_layers(graph, plan, load_rules(rules), state, seed=seed)
 
 
 def compile(plan: Plan, model: Graph | str | Path) -> CompiledStep:
@@ -179,12 +190,19 @@ def compile(plan: Plan, model: Graph | str | Path) -> CompiledStep:
 
 def planned_graph(plan: Plan, model: Graph | str | Path) -> Graph:
     """The graph that a plan was made of: the model, or its training step; refuses another model."""
+    return _planned(plan, model)[0]
+
+
+def _planned(plan: Plan, model: Graph | str | Path) -> tuple[Graph, tuple[tuple[str, str], ...]]:
+    """The graph that a plan was made of and, of a training step, its state."""
     recipe = plan.metadata.get("training", {}).get("recipe")
     graph = model if isinstance(model, Graph) else load(model, planned_shapes(plan))
+    state = plan.state
     if recipe and graph.digest != plan.metadata.get("model_digest"):
-        graph = rebuilt(graph, recipe).graph
+        step = rebuilt(graph, recipe)
+        graph, state = step.graph, step.state
     check_model(plan, graph.digest, graph.types)
-    return graph
+    return graph, state
 
 
 def planned_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:

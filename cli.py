@@ -25,6 +25,7 @@ import typer
 
 from . import (
     DoesNotFit,
+    Edited,
     Graph,
     Mesh,
     Options,
@@ -57,8 +58,8 @@ from .options import (
     parse_shapes,
     training_step_of,
 )
-from .report import describe
-from .tables import ROWS, compared, plain_table, plan_tables, summary_table
+from .report import describe, verdict_facts
+from .tables import ROWS, compared, plain_table, plan_tables, summary_table, verdict_lines
 from .train import Run, bar, finished_steps, metrics_file
 from .units import human_bytes, human_seconds
 
@@ -182,12 +183,19 @@ def _load(model: str, shapes: Mapping[str, Sequence[int]]) -> Graph:
 
 def _model_of(model: str, plan: Plan) -> Graph:
     """The model, or its training step, in the plan's shapes; refuses a model that is not the plan's."""
+    graph = _load(model, planned_shapes(plan))
+    with _about(model):
+        return planned_graph(plan, graph)
+
+
+@contextlib.contextmanager
+def _about(model: str) -> Iterator[None]:
+    """A mistake that a model does not fit its plan names the model."""
     try:
-        graph = planned_graph(plan, _load(model, planned_shapes(plan)))
+        yield
     except UserError as error:
         text = str(error)
         raise UserError(text if text.startswith(model) else f"{model}: {text}") from None
-    return graph
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -492,24 +500,32 @@ def _steps(count: int) -> str:
 def verify(
     model: ModelArgument,
     plan: PlanArgument,
+    rules: Annotated[
+        list[Path] | None, typer.Option(help="A rule file that the plan was made with. Repeatable.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the inputs and weights that are drawn.")] = 0,
     as_json: JsonOption = False,
 ) -> int:
-    """Compare a plan with its model on random numbers in float64."""
-    loaded = load_plan(plan)
-    graph = _model_of(model, loaded)
-    _devices(loaded)
+    """Check a plan against its model: its rules, its derivation, and its numbers."""
+    loaded = _as_it_is(plan)
+    graph = _load(model, planned_shapes(loaded))
     start = time.monotonic()
-    with Spinner("running the plan and the model in float64"):
-        found = verify_plan(graph, loaded, seed=seed)
+    with Spinner("deriving the plan; running it and the model in float64"), _about(model):
+        found = verify_plan(graph, loaded, rules=rules or (), seed=seed)
     if as_json:
-        echo_json({"model": model, "plan": str(plan), **asdict(found)})
+        echo_json({"model": model, "plan": str(plan), **verdict_facts(found)})
     else:
-        took = human_seconds(time.monotonic() - start)
-        echo(f"{found.verdict}: {found.reason} (seed {seed}, {took})")
-        if found.first_divergence is not None:
-            echo(f"first tensor that differs: {found.first_divergence}")
+        echo(*verdict_lines(found, seed, time.monotonic() - start))
     return VERDICTS[found.verdict]
+
+
+def _as_it_is(path: Path) -> Plan:
+    """A plan to be judged, also one that somebody changed."""
+    try:
+        return load_plan(path)
+    except Edited as error:
+        say(f"warning: {error}; it is judged as it is")
+        return load_plan(path, edited=True)
 
 
 @app.command()

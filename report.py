@@ -2,6 +2,7 @@
 
     describe(plan)          everything
     breakdown(plan, ..)     predicted seconds of computing and of the collectives of each mesh axis
+    verdict_facts(found)    what verification found, layer by layer
     _roles(plan)            in a training step: which input is state, and what kind of it
 The metadata's cost and bound are the planner's word; collectives, memory and the breakdown of the time are recomputed.
 """
@@ -9,7 +10,8 @@ The metadata's cost and bound are the planner's word; collectives, memory and th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from .extract.cost import step_seconds, traffic
 from .extract.emit import collective_table
@@ -18,6 +20,9 @@ from .extract.memory import memory_use
 from .planfile import Plan, Port
 from .program import Node
 from .rewrite.terms import Head, encode
+
+if TYPE_CHECKING:
+    from .verification.layers import Verification
 
 REPORTED = (
     "model",
@@ -113,4 +118,16 @@ def _port(plan: Plan, port: Port) -> dict[str, Any]:
         "placement": dict(zip(plan.mesh.names, map(str, port.layout), strict=True)),
         "local_shape": list(plan.types[port.local].shape),
         "local_bytes": plan.types[port.local].bytes,
+    }
+
+
+def verdict_facts(found: Verification) -> dict[str, Any]:
+    """The verdict, and each layer's."""
+    return {
+        "verdict": found.verdict,
+        "reason": found.reason,
+        "first_divergence": found.first_divergence,
+        "tensors_checked": found.numbers.tensors_checked,
+        "seed": found.numbers.seed,
+        "layers": {"plan": asdict(found.plan), "numbers": asdict(found.numbers)},
     }

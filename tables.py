@@ -3,6 +3,7 @@
     plan_tables(facts)          after `show`
     summary_table(facts, ..)    the few lines after `plan`
     compared(plans)             plans side by side
+    verdict_lines(found, ..)    what `verify` found, layer by layer
     plain_table, two_columns    the looks of every table
 Long lists of tensors are folded: names that differ in numbers between dots or slashes, and agree in all else, are one
 row. A weight and its moments are one row, too.
@@ -13,11 +14,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from .units import human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from .verification.layers import Verification
 
 ROWS = 20  # of a table, before `--all`
 NUMBERS = re.compile(r"(?<![^./])\d+(?![^./])")
@@ -267,3 +271,12 @@ def _kind(port: Facts, axes: Sequence[str]) -> list[str]:
 def _is_number(port: Facts) -> bool:
     """A constant of one element, which says little."""
     return port["kind"] == "constant" and not port["shape"]
+
+
+def verdict_lines(found: Verification, seed: int, seconds: float) -> Iterator[str]:
+    """The verdict, then a line for each layer; where it is bad, the first bad node or tensor."""
+    yield f"{found.verdict}: {found.reason} (seed {seed}, {human_seconds(seconds)})"
+    yield f"  plan     {found.plan.verdict}: {found.plan.reason}"
+    yield f"  numbers  {found.numbers.verdict}: {found.numbers.reason}"
+    if found.first_divergence is not None:
+        yield f"first tensor that differs: {found.first_divergence}"

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from parallegg import cli, planfile
 from parallegg.cli import main
@@ -21,7 +22,9 @@ from parallegg.options import parse_shapes
 from parallegg.program import UserError
 from parallegg.runtime.devices import ensure_devices
 from parallegg.units import parse_bytes
+from parallegg.verification.layers import Verification
 from parallegg.verification.numbers import Comparison
+from parallegg.verification.plans import PlanFinding
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
@@ -189,7 +192,8 @@ def test_verify_refutes_a_plan_that_computes_something_else(planned, folder, cap
 
 @pytest.mark.parametrize(("verdict", "code"), [("proved", 0), ("tested", 0), ("refuted", 1), ("unknown", 4)])
 def test_verdicts_have_exit_codes(verdict, code, planned, monkeypatch, capsys):
-    found = Comparison(verdict, "for a reason", 3, None, 7)
+    derived, compared = PlanFinding("derived", "by rules"), Comparison("tested", "by numbers", 3, None, 7)
+    found = Verification(verdict, "for a reason", derived, compared)
     monkeypatch.setattr(cli, "verify_plan", lambda *_, **__: found)
     argv = ["verify", str(planned / "mlp.onnx"), str(planned / "mlp.plan.onnx")]
     assert main(argv) == code
@@ -480,11 +484,21 @@ def test_running_refuses(case, planned, folder, capsys):
     assert sorted(folder.iterdir()) == before
 
 
-@pytest.mark.parametrize("case", ["flipped byte", "a model is no plan", "plan for another model"])
+@pytest.mark.parametrize("case", ["a model is no plan", "plan for another model"])
 def test_verifying_refuses(case, planned, folder, capsys):
     make_plan, make_model, _, expected = RUNNING[case]
     assert main(["verify", make_model(planned), make_plan(planned)]) == cli.BAD_INPUT
     _one_line(capsys, expected)
+
+
+def test_an_edited_plan_is_judged_as_it_is_with_a_warning(planned, folder, capsys):
+    """Running it is refused; what it computes can still be checked."""
+    proto = onnx.load(planned / "mlp.plan.onnx")
+    proto.graph.node[0].doc_string = "a note of mine"
+    onnx.save(proto, "edited.plan.onnx")
+    assert main(["verify", str(planned / "mlp.onnx"), "edited.plan.onnx"]) == 0
+    out, err = capsys.readouterr()
+    assert "warning: edited.plan.onnx" in err and out.startswith("tested")
 
 
 def test_a_mesh_needs_its_devices(planned, folder, capsys):

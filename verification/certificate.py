@@ -808,12 +808,15 @@ class Node:
     outputs: tuple[str, ...]
     attributes: tuple[tuple[str, Any], ...]
 
-    def head(self, output: str) -> tuple[str, tuple[Any, ...]]:
-        """Constructor and attributes of the term that computes one of its outputs."""
+    def head(self, output: str) -> tuple[str, tuple[Any, ...]] | None:
+        """Constructor and attributes of the term that computes one of its outputs; None if it lacks some."""
         attributes = dict(self.attributes)
         if len(self.outputs) > 1:
             attributes["result"] = self.outputs.index(output)
-        return _encoded(self.op, attributes, len(self.inputs))
+        try:
+            return _encoded(self.op, attributes, len(self.inputs))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
 
 
 def _encoded(op: str, attributes: dict[str, Any], operands: int) -> tuple[str, tuple[Any, ...]]:
@@ -1023,7 +1026,9 @@ class Logical:
         if i is None:
             raise Refuted(f"the logical graph computes no {tensor!r}")
         node = self.program.nodes[i]
-        head, attributes = node.head(tensor)
+        if not (found := node.head(tensor)):
+            raise Malformed(f"the logical graph's {node.name!r} ({node.op}) lacks attributes")
+        head, attributes = found
         leaves = tuple(leaf(k, self.types[name]) for k, name in enumerate(node.inputs))
         return Term(head, attributes, leaves, self.types[tensor]), node.inputs
 
@@ -1037,7 +1042,6 @@ class Checker:
         self.labels: dict[str, Label] = {}
         self.rules: set[str] = set()
         self._programs: dict[Any, tuple[Term, tuple[Layout, ...], tuple[str, ...]]] = {}
-        self._same: dict[tuple[str, Term], bool] = {}
 
     # -------------------------------------------------------------------------------- ports
 
