@@ -89,7 +89,12 @@ def check_plan(graph: Graph, plan: Plan, book: RuleBook, state: State = ()) -> P
     """Replay the plan's derivation; where it does not hold, search for another."""
     logical = logical_bytes(graph, state)
     replayed = check(logical, to_bytes(plan)) if plan.derivation else None
-    if replayed and replayed.holds and _are_known(plan, graph, book):
+    if replayed and replayed.holds:
+        if foreign := _foreign(plan, graph, book):
+            reason = (
+                f"derived by rules that are not here ({', '.join(foreign)}); name their files with --rules"
+            )
+            return PlanFinding("unknown", reason, replayed.rules)
         return PlanFinding("derived", replayed.reason, replayed.rules)
     search = _search(graph, plan, book, state)
     try:
@@ -105,14 +110,12 @@ def check_plan(graph: Graph, plan: Plan, book: RuleBook, state: State = ()) -> P
     )
 
 
-def _are_known(plan: Plan, graph: Graph, book: RuleBook) -> bool:
-    """Whether the rules and facts that a derivation brings along are those of the book."""
+def _foreign(plan: Plan, graph: Graph, book: RuleBook) -> list[str]:
+    """The rules and facts that a derivation brings along and that the book does not have, word for word."""
     texts, facts = rule_texts(graph, book)
     assert plan.derivation
-    own = plan.derivation["rules"]
-    return all(texts.get(name) == text for name, text in own.items()) and set(
-        plan.derivation["facts"]
-    ) <= set(facts)
+    rules = [name for name, text in plan.derivation["rules"].items() if texts.get(name) != text]
+    return rules or sorted(set(plan.derivation["facts"]) - set(facts))
 
 
 def _failed(verdict: str, finding: Finding, replayed: Finding | None, search: Search) -> PlanFinding:
