@@ -1045,20 +1045,17 @@ class Checker:
 
     # -------------------------------------------------------------------------------- ports
 
-    def ports(self) -> None:
-        """Inputs are the logical leaves, whole or in shards; constants that the file holds are the logical ones."""
-        for port in self.plan.inputs:
-            if port.type != self.logical.types.get(port.name) or port.kind != self.logical.kinds.get(
-                port.name
-            ):
-                raise Refuted(f"the plan's {port.kind} {port.name!r} ({port.type}) is none of the model's")
-            if len(port.layout) != len(self.mesh) or PARTIAL in port.layout:
-                raise Refuted(f"{port.kind} {port.name!r} cannot be fed as {format_layout(port.layout)}")
-            self._check_type(port.local, (port.name, port.layout), None)
-            if port.local in self.labels and self.labels[port.local] != (port.name, port.layout):
-                raise Refuted(f"two inputs are called {port.local!r}")
-            self.labels[port.local] = (port.name, port.layout)
-            self._check_stored(port)
+    def port(self, port: Port) -> None:
+        """An input is a logical leaf, whole or in shards; a constant that the file holds is the logical one."""
+        if port.type != self.logical.types.get(port.name) or port.kind != self.logical.kinds.get(port.name):
+            raise Refuted(f"the plan's {port.kind} {port.name!r} ({port.type}) is none of the model's")
+        label = (port.name, port.layout)
+        if len(port.layout) != len(self.mesh) or PARTIAL in port.layout:
+            raise Refuted(f"{port.kind} {port.name!r} cannot be fed as {format_layout(port.layout)}")
+        self._check_type(port.local, label, None)
+        self._check_stored(port)
+        if self.labels.setdefault(port.local, label) != label:
+            raise Refuted(f"two inputs are called {port.local!r}")
 
     def _check_stored(self, port: Port) -> None:
         ours, theirs = (p.stored.get(f"whole:{port.name}") for p in (self.plan, self.logical.program))
@@ -1246,7 +1243,8 @@ class Replay(Checker):
             raise Malformed(f"no derivation, or a damaged one ({type(error).__name__}: {error})") from None
 
     def run(self) -> None:
-        self.ports()
+        for port in self.plan.inputs:
+            self.port(port)
         for node, entries in zip(self.plan.nodes, self.entries, strict=True):
             if not isinstance(entries, list):
                 raise Malformed(f"node {node.name!r}: damaged derivation")

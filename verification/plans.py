@@ -160,7 +160,13 @@ class Search(Checker):
                 self._readers.setdefault(frozenset(node.inputs), []).append(tensor)
 
     def run(self) -> None:
-        self.ports()
+        """Label what can be; Refuted at the first input or output that is not the model's."""
+        wrong: list[Refuted] = []
+        for port in self.plan.inputs:
+            try:
+                self.port(port)
+            except Refuted as refuted:
+                wrong.append(refuted)
         for i, node in enumerate(self.plan.nodes):
             for k, output in enumerate(node.outputs):
                 if found := self.of_output(node, output):
@@ -172,6 +178,8 @@ class Search(Checker):
         for i, node in enumerate(self.plan.nodes):
             if not any(name in self.labels or name in self.inner for name in node.outputs):
                 self.unlabelled.append(i)
+        if wrong:
+            raise wrong[0]
         self.outputs()
 
     def derivation(self) -> Mapping[str, Any]:
