@@ -3,10 +3,11 @@
     mutations(plan) -> {operator: [Mutation, ..]}    every spot that the plan offers
     Mutation.make() -> Plan                          the changed plan; ValueError where it is not well formed
 
-The operators are those that systems have shipped: DEL and INS a collective, GRP the wrong group, SCL a wrong scale, LBL a
-relabelled placement, PERM a wrong rank order, OFF a wrong index offset, LAY a wrong layout within a shard, ORD a wrong
-order of operands, ADJ a wrong adjoint, STALE an old value, MASK a wrong mask, CST a wrong constant.
-A mutant is a plan that its author believes in: the tensor that goes wrong keeps its name.
+The operators are those that systems have shipped: DEL and INS a collective, GRP the wrong group, SCL a wrong scale,
+LBL a relabelled placement, PERM a wrong rank order, OFF a wrong index offset, LAY a wrong layout within a shard, ORD a
+wrong order of operands, ADJ a wrong adjoint, STALE an old value, MASK a wrong mask, CST a wrong constant.
+A mutant is a plan that its author believes in: the tensor that goes wrong keeps its name. Where a change of order
+cannot matter, because all that follows is a sum over what was reordered (a squared norm), there is no spot for it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from parallegg.mesh import Shard
 from parallegg.planfile import Plan, Port
 from parallegg.program import COLLECTIVE_DOMAIN, Node, TensorType
 from parallegg.rewrite.collectives import infer_local
@@ -70,6 +72,21 @@ class Site:
     def ways(self, node: Node) -> int:
         """The size of the mesh axis of a collective."""
         return self.plan.mesh[node.attributes["axis"]].size
+
+    def ordered(self, tensor: str, dim: int) -> bool:
+        """Whether the order along a dimension can matter: not if all readers add up what they make of it alone."""
+        nodes = [node for node in self.plan.nodes if tensor in node.inputs]
+        if not nodes or any(port.local == tensor for port in self.plan.outputs):
+            return True
+        return any(self._orders(node, tensor, dim) for node in nodes)
+
+    def _orders(self, node: Node, tensor: str, dim: int) -> bool:
+        if set(node.inputs) != {tensor}:
+            return True
+        if node.op == "ReduceSum":
+            return dim not in node.attributes["axes"]
+        elementwise = len(node.inputs) > 1 or node.op in ("Neg", "Abs", "Sqrt", "Cast")
+        return not elementwise or self.ordered(node.outputs[0], dim)
 
     def reading(self, tensor: str) -> frozenset[str]:
         """Who reads a tensor: where nobody but an output of the plan does, who makes it."""
@@ -182,7 +199,7 @@ def _own_part(site: Site, i: int) -> Plan:
 
 def inserted(site: Site) -> Found:
     """INS: a sum over an axis that is complete already, or not asked for yet."""
-    for i, node in _floating(site):
+    for i, _ in _floating(site):
         for axis in site.plan.mesh:
             chain = ("AllReduce", {"axis": axis.name, "reduction": "sum"})
             yield f"AllReduce over {axis.name} too many", site.added(i), partial(site.behind, i, chain)
@@ -190,7 +207,9 @@ def inserted(site: Site) -> Found:
 
 def _floating(site: Site) -> Iterator[tuple[int, Node]]:
     return (
-        (i, n) for i, n in site.numbered() if len(n.outputs) == 1 and site.type(n.outputs[0]).dtype == "float32"
+        (i, n)
+        for i, n in site.numbered()
+        if len(n.outputs) == 1 and site.type(n.outputs[0]).dtype == "float32"
     )
 
 
@@ -212,7 +231,7 @@ def scaled(site: Site) -> Found:
         if node.attributes["reduction"] == "sum":
             faulty = site.reading(node.outputs[0]) | {node.name}
             yield "mean for sum", faulty, partial(site.instead, i, _with(node, reduction="mean"))
-    for i, node in _floating(site):
+    for i, _ in _floating(site):
         for axis, inverse in itertools.product(site.plan.mesh, (False, True)):
             factor = np.float32(1 / axis.size if inverse else axis.size)
             make = partial(site.behind, i, ("Mul", {}), constant=np.asarray(factor))
@@ -240,10 +259,10 @@ def _confused(site: Site, port: Port) -> Iterator[tuple]:
             yield layout
     rank = port.type.rank
     for i, placement in enumerate(port.layout):
-        if type(placement).__name__ == "Shard":
+        if isinstance(placement, Shard):
             for d in range(rank):
                 if d != placement.dim:
-                    yield (*port.layout[:i], type(placement)(d), *port.layout[i + 1 :])
+                    yield (*port.layout[:i], Shard(d), *port.layout[i + 1 :])
 
 
 def _input_as(site: Site, k: int, layout: tuple) -> Plan:
@@ -261,10 +280,12 @@ def permuted(site: Site) -> Found:
     """PERM: blocks in a wrong order of ranks."""
     for i, node in site.numbered("AllGather"):
         dim, ways = node.attributes["dim"], site.ways(node)
-        yield "ranks rotated", site.added(i), partial(_rotated, site, i, dim, ways)
+        if site.ordered(node.outputs[0], dim):
+            yield "ranks rotated", site.added(i), partial(_rotated, site, i, dim, ways)
     for i, node in site.numbered("LocalSlice", "ReduceScatter"):
         dim, axis = node.attributes["dim"], node.attributes["axis"]
-        yield "ranks rotated", site.added(i), partial(_blocks_rotated, site, i, dim, axis)
+        if site.ordered(node.outputs[0], dim):
+            yield "ranks rotated", site.added(i), partial(_blocks_rotated, site, i, dim, axis)
 
 
 def _rotated(site: Site, i: int, dim: int, ways: int) -> Plan:
@@ -286,7 +307,9 @@ def _rotated(site: Site, i: int, dim: int, ways: int) -> Plan:
 def _blocks_rotated(site: Site, i: int, dim: int, axis: str) -> Plan:
     """Every device takes the block of its neighbour."""
     node = site.plan.nodes[i]
-    gathered = site.behind(i, ("AllGather", {"axis": axis, "dim": dim}), ("LocalSlice", {"axis": axis, "dim": dim}))
+    gathered = site.behind(
+        i, ("AllGather", {"axis": axis, "dim": dim}), ("LocalSlice", {"axis": axis, "dim": dim})
+    )
     at = next(k for k, n in enumerate(gathered.nodes) if n.name == f"{node.name}~0")
     return _rotated(Site(gathered), at, dim, site.plan.mesh[axis].size)
 
@@ -314,8 +337,10 @@ def offset(site: Site) -> Found:
                 yield f"slice moved by {step}", faulty, partial(site.instead, i, changed)
     for i, node in site.numbered("LocalIndices"):
         changed = _with(node, rows=node.attributes["rows"] // site.ways(node))
-        yield "local rows for all rows", site.reading(node.outputs[0]) | {node.name}, partial(
-            site.instead, i, changed
+        yield (
+            "local rows for all rows",
+            site.reading(node.outputs[0]) | {node.name},
+            partial(site.instead, i, changed),
         )
 
 
@@ -325,7 +350,7 @@ def laid_out(site: Site) -> Found:
         shape = site.type(node.outputs[0]).shape
         for d, size in enumerate(shape):
             parts = next((k for k in (2, 3) if size % k == 0 and size > k), None)
-            if parts:
+            if parts and site.ordered(node.outputs[0], d):
                 split = (*shape[:d], parts, size // parts, *shape[d + 1 :])
                 perm = [*range(d), d + 1, d, *range(d + 2, len(split))]
                 chain = (
@@ -353,6 +378,9 @@ def reordered(site: Site) -> Found:
             yield "axes exchanged", faulty, partial(site.instead, i, _with(node, perm=tuple(changed)))
 
 
+COMMUTING = ("Mul", "Pow")  # x * g is g * x; the derivative of a square is, too
+
+
 def wrong_adjoint(site: Site) -> Found:
     """ADJ: the derivative for another operand, at another point, or of the other kind of move."""
     for i, node in site.numbered("Vjp", "Adjoint"):
@@ -362,7 +390,8 @@ def wrong_adjoint(site: Site) -> Found:
             if k != node.attributes["operand"]:
                 changed = _with(node, operand=k)
                 yield f"derivative for operand {k}", faulty, partial(site.instead, i, changed)
-        for a, b in itertools.combinations(range(len(node.inputs)), 2):
+        pairs = itertools.combinations(range(len(node.inputs)), 2)
+        for a, b in pairs if node.attributes["of"] not in COMMUTING else ():
             if node.inputs[a] != node.inputs[b] and site.type(node.inputs[a]) == site.type(node.inputs[b]):
                 inputs = list(node.inputs)
                 inputs[a], inputs[b] = inputs[b], inputs[a]
@@ -394,7 +423,9 @@ def stale(site: Site) -> Found:
         before = next((old[a] for a, b in site.plan.state if b == port.name), None)
         if before and before != port.local:
             outputs = (*site.plan.outputs[:k], replace(port, local=before), *site.plan.outputs[k + 1 :])
-            faulty = frozenset({site.maker.get(port.local, ""), site.maker.get(before, "")}) | site.reading(before)
+            faulty = frozenset({site.maker.get(port.local, ""), site.maker.get(before, "")}) | site.reading(
+                before
+            )
             yield f"{port.name} not updated", faulty, partial(replace, site.plan, outputs=outputs)
 
 
@@ -408,21 +439,23 @@ def masked(site: Site) -> Found:
     """MASK: a condition that is almost the right one."""
     for i, node in site.numbered(*_ALMOST):
         faulty = site.reading(node.outputs[0]) | {node.name}
-        yield f"{_ALMOST[node.op]} for {node.op}", faulty, partial(
-            site.instead, i, replace(node, op=_ALMOST[node.op])
+        yield (
+            f"{_ALMOST[node.op]} for {node.op}",
+            faulty,
+            partial(site.instead, i, replace(node, op=_ALMOST[node.op])),
         )
     for i, node in site.numbered("Where"):
         condition, a, b = node.inputs
         faulty = site.reading(node.outputs[0]) | {node.name}
-        yield "branches exchanged", faulty, partial(
-            site.instead, i, replace(node, inputs=(condition, b, a))
-        )
+        yield "branches exchanged", faulty, partial(site.instead, i, replace(node, inputs=(condition, b, a)))
     for i, node in site.numbered("Not"):
         yield "condition not negated", site.reading(node.outputs[0]), partial(site.renamed, i)
     for i, node in site.numbered("Trilu"):
         changed = _with(node, k=node.attributes["k"] + 1)
-        yield "one diagonal too many", site.reading(node.outputs[0]) | {node.name}, partial(
-            site.instead, i, changed
+        yield (
+            "one diagonal too many",
+            site.reading(node.outputs[0]) | {node.name},
+            partial(site.instead, i, changed),
         )
 
 

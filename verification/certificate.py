@@ -1078,7 +1078,7 @@ class Checker:
             if found != (self._logical_output(port.name), port.layout) or PARTIAL in port.layout:
                 expected = say((port.name, port.layout))
                 i = self.plan.made_by.get(port.local)
-                node = self.plan.nodes[i].name if i is not None else None
+                node = self.plan.nodes[i].name if i is not None else port.name
                 raise Refuted(
                     f"output {port.name!r}: expected {expected}, found {say(found)}",
                     node,

@@ -65,10 +65,12 @@ def compare(
     source: Source | None = None,
     original: Original | None = None,
     program: Executable | None = None,
+    locate: bool = True,
 ) -> Comparison:
     """`source` gives integer weights; those that it does not have are drawn, as floating ones always are.
 
     `original` is the graph prepared once, for comparing many plans of it; `program` the plan in float64, lowered.
+    Without `locate` the first divergence is not looked for, which takes longer than comparing.
     """
     program = program or Executable(as_float64(plan), compiler_options=QUICK)
     _ = program.mesh  # too few devices is the user's affair, not the plan's
@@ -80,18 +82,20 @@ def compare(
     def comparison(verdict: str, reason: str, first: str | None = None) -> Comparison:
         return Comparison(verdict, reason, len(checked), first, seed)
 
+    def where(values: Values) -> str | None:
+        return first_divergence(original, program, values) if locate else None
+
     for values, expected in samples:
         try:
             found = run_plan(program, values)
         except ReplicasDiffer as error:
-            return comparison("refuted", str(error), first_divergence(original, program, values))
+            return comparison("refuted", str(error), where(values))
         except (UserError, TypeError, ValueError, KeyError, IndexError) as error:
             return comparison("refuted", f"the plan does not run: {error}")
         for name, theirs in expected.items():
             difference = disagreement(found.get(name), theirs)
             if difference:
-                tensor = first_divergence(original, program, values)
-                return comparison("refuted", f"output {name!r}: {difference}", tensor)
+                return comparison("refuted", f"output {name!r}: {difference}", where(values))
             checked.add(name)
     doubts = original.unsure([expected for _, expected in samples], seed)
     if doubts:

@@ -128,6 +128,7 @@ def _failed(verdict: str, finding: Finding, replayed: Finding | None, search: Se
         finding = replace(finding, node=suspects[0])
     if search.unlabelled:
         verdict = "unknown"
+    suspects = suspects or ((finding.node,) if finding.node else ())
     return PlanFinding(verdict, finding.reason, (), finding.node, finding.expected, finding.found, suspects)
 
 
