@@ -164,18 +164,26 @@ def run(plan: Plan, model: Graph | str | Path, inputs: Mapping[str, np.ndarray])
 
 
 def verify(
-    model: Graph | str | Path, plan: Plan, *, rules: Sequence[str | Path] = (), seed: int = 0
+    model: Graph | str | Path,
+    plan: Plan,
+    *,
+    rules: Sequence[str | Path] = (),
+    seed: int = 0,
+    bound_certificate: bytes | None = None,
 ) -> Verification:
     """Check a plan against its model: derived rule by rule, and compared on random numbers in float64.
 
-    `rules` are the rule files that the plan was made with, beside the shipped ones.
+    `rules` are the rule files that the plan was made with, beside the shipped ones; `bound_certificate` is what
+    `plan(.., options=Options(certify=True)).certificate` holds, the proof of the plan's bound.
     """
     from .runtime.devices import ensure_devices
     from .verification.layers import verify as verify_layers
 
     graph, state = _planned(plan, model)
     ensure_devices(plan.mesh.size)
-    return verify_layers(graph, plan, load_rules(rules), state, seed=seed)
+    return verify_layers(
+        graph, plan, load_rules(rules), state, seed=seed, bound_certificate=bound_certificate
+    )
 
 
 def compile(plan: Plan, model: Graph | str | Path) -> CompiledStep:

@@ -58,6 +58,7 @@ from .options import (
     parse_shapes,
     training_step_of,
 )
+from .planfile import whole_file
 from .report import describe, verdict_facts
 from .tables import ROWS, compared, plain_table, plan_tables, summary_table, verdict_lines
 from .train import Run, bar, finished_steps, metrics_file
@@ -240,6 +241,9 @@ def plan(
     ] = None,
     time_limit: Annotated[float | None, typer.Option(min=0, help="Seconds for the search.")] = None,
     node_limit: Annotated[int | None, typer.Option(min=1, help="E-nodes for saturation.")] = None,
+    bound_certificate: Annotated[
+        Path | None, typer.Option(help="Write the proof of the bound here; verify checks it.")
+    ] = None,
     train: Annotated[bool, typer.Option("--train", help="Plan the model's training step.")] = False,
     loss: Annotated[
         str | None, typer.Option(help="A scalar output, or cross-entropy:OUTPUT or mse:OUTPUT.")
@@ -277,6 +281,10 @@ def plan(
     path = resolve(model)
     target = output or Path(f"{path.stem}.plan.onnx")
     check_output(target)
+    if bound_certificate is not None:
+        check_output(bound_certificate)
+        if bound_certificate.absolute() == target.absolute():
+            raise UserError(f"{target}: the plan and the proof of its bound need a file each")
     if target.exists() and path.exists() and target.samefile(path):
         raise UserError(f"{target}: is the model itself; give another --output")
     profile = load_hardware(_hardware_name(hardware))
@@ -287,9 +295,12 @@ def plan(
         check_pins(pins, step.graph if step else graph, parsed_mesh)
         planned = make_plan(
             step or graph, parsed_mesh, hardware=profile, memory_bytes=limit, rules=rules or (), pins=pins,
-            scheme=scheme, options=_options(time_limit, node_limit), progress=progress,
+            scheme=scheme, options=_options(time_limit, node_limit, bound_certificate is not None), progress=progress,
         )  # fmt: skip
     save_plan(planned.plan, target)
+    if bound_certificate is not None and planned.certificate is not None:
+        with whole_file(bound_certificate) as file:
+            file.write(planned.certificate)
     for warning in planned.warnings:
         say(f"warning: {warning}")
     facts = describe(planned.plan, profile)
@@ -304,8 +315,8 @@ def plan(
     return GOOD
 
 
-def _options(seconds: float | None, nodes: int | None) -> Options:
-    given: dict[str, Any] = {}
+def _options(seconds: float | None, nodes: int | None, certify: bool) -> Options:
+    given: dict[str, Any] = {"certify": certify}
     if seconds is not None:
         given |= {"search_seconds": seconds, "saturation_seconds": max(seconds, 1.0)}
     if nodes is not None:
@@ -504,19 +515,30 @@ def verify(
         list[Path] | None, typer.Option(help="A rule file that the plan was made with. Repeatable.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the inputs and weights that are drawn.")] = 0,
+    bound_certificate: Annotated[
+        Path | None, typer.Option(help="The proof of the bound, from plan --bound-certificate.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Check a plan against its model: its rules, its derivation, and its numbers."""
     loaded = _as_it_is(plan)
+    proof = None if bound_certificate is None else _read_file(bound_certificate)
     graph = _load(model, planned_shapes(loaded))
     start = time.monotonic()
     with Spinner("deriving the plan; running it and the model in float64"), _about(model):
-        found = verify_plan(graph, loaded, rules=rules or (), seed=seed)
+        found = verify_plan(graph, loaded, rules=rules or (), seed=seed, bound_certificate=proof)
     if as_json:
         echo_json({"model": model, "plan": str(plan), **verdict_facts(found)})
     else:
         echo(*verdict_lines(found, seed, time.monotonic() - start))
     return VERDICTS[found.verdict]
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
 
 
 def _as_it_is(path: Path) -> Plan:

@@ -129,5 +129,9 @@ def verdict_facts(found: Verification) -> dict[str, Any]:
         "first_divergence": found.first_divergence,
         "tensors_checked": found.numbers.tensors_checked,
         "seed": found.numbers.seed,
-        "layers": {"plan": asdict(found.plan), "numbers": asdict(found.numbers)},
+        "layers": {
+            "plan": asdict(found.plan),
+            "numbers": asdict(found.numbers),
+            **({} if found.bound is None else {"bound": asdict(found.bound)}),
+        },
     }

@@ -278,5 +278,8 @@ def verdict_lines(found: Verification, seed: int, seconds: float) -> Iterator[st
     yield f"{found.verdict}: {found.reason} (seed {seed}, {human_seconds(seconds)})"
     yield f"  plan     {found.plan.verdict}: {found.plan.reason}"
     yield f"  numbers  {found.numbers.verdict}: {found.numbers.reason}"
+    if found.bound is not None:
+        proved = f"proved within {human_gap(found.bound.gap)}" if found.bound.holds else "refuted"
+        yield f"  bound    {proved}: {found.bound.reason}"
     if found.first_divergence is not None:
         yield f"first tensor that differs: {found.first_divergence}"

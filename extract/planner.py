@@ -29,6 +29,7 @@ from .memory import Memory, held_at, held_at_the_turn, memory_use
 from .problem import Infeasible, Problem, Solution
 from .schemes import restricted
 from .search import solve
+from .trail import Trail, certificate, problem_digest
 
 GAP = 1e-3  # the search stops when it has proved this
 MEMORY_ROUNDS = 6
@@ -48,6 +49,7 @@ class Options:
     saturation_seconds: float = 600.0
     search_seconds: float | None = None
     gap: float = GAP
+    certify: bool = False  # keep the proof of the bound
 
 
 class DoesNotFit(UserError):
@@ -56,11 +58,12 @@ class DoesNotFit(UserError):
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan with the report that `plan --json` prints."""
+    """A plan with the report that `plan --json` prints, and the proof of its bound if that was asked for."""
 
     plan: Plan
     report: Mapping[str, Any]
     warnings: tuple[str, ...]
+    certificate: bytes | None = None
 
 
 def make_plan(
@@ -92,16 +95,33 @@ def make_plan(
         model = restricted(model, scheme)
     searching = time.monotonic()
     limit = hardware.memory_bytes if memory_bytes is None else memory_bytes
-    solution, plan, rules, memory = _within(model, limit, options, progress)
+    found = _within(model, limit, options, progress)
+    solution, memory = found.solution, found.memory
     report = _report(
         model, solution, memory, hardware, limit, searching - start, time.monotonic() - searching
     )
-    metadata = _metadata(model, solution, memory, hardware, book, rules)
+    metadata = _metadata(model, solution, memory, hardware, book, found.rules)
     if scheme is not None:
         report["scheme"] = metadata["scheme"] = scheme
-    plan = replace(plan, metadata=metadata)
+    proof = None
+    if options.certify:
+        problem, trail = found.proof
+        proof = _certificate(problem, solution, trail)
+        proved = {
+            "bound_problem": problem_digest(problem),
+            "certified_bound_s": min(trail.bound, solution.cost),
+        }
+        metadata, report = metadata | proved, report | proved
+    plan = replace(found.plan, metadata=metadata)
     report["collectives"] = collective_table(plan)
-    return Planned(plan, report, tuple(_idle_axes(model)))
+    return Planned(plan, report, tuple(_idle_axes(model)), proof)
+
+
+def _certificate(problem: Problem, solution: Solution, trail: Trail) -> bytes:
+    try:
+        return certificate(problem, solution.choice, trail)
+    except ValueError as error:
+        raise UserError(f"there is no certificate of the bound: {error}") from None
 
 
 def prepare(
@@ -147,9 +167,18 @@ def prepare(
     )
 
 
-def _within(
-    model: Model, limit: int, options: Options, progress: Progress
-) -> tuple[Solution, Plan, frozenset[str], Memory]:
+@dataclass(frozen=True)
+class _Found:
+    """A solution that fits, its program, and the search that proved its bound."""
+
+    solution: Solution
+    plan: Plan
+    rules: frozenset[str]
+    memory: Memory
+    proof: tuple[Problem, Trail]
+
+
+def _within(model: Model, limit: int, options: Options, progress: Progress) -> _Found:
     """Solve with what is held at one moment bounded by `limit`: first the end of the forward pass, then the peak.
 
     Whatever fits fits at every moment, so the greatest bound holds. What the row of a moment does not count is known
@@ -158,20 +187,23 @@ def _within(
     problem, moment = held_at_the_turn(model), None
     budgets: dict[str | None, float] = {}
     bound, needed = -np.inf, np.inf
+    proof = problem, Trail()
     for _ in range(MEMORY_ROUNDS):
         budget = budgets.setdefault(moment, float(limit))
+        limited, trail = replace(problem, memory_limit=budget), Trail()
         try:
-            solution = _solve(model, replace(problem, memory_limit=budget), options, progress)
+            solution = _solve(model, limited, options, progress, trail if options.certify else None)
         except Infeasible as refused:
             if budget == limit:
                 raise _does_not_fit(model, limit, refused) from None
             break
         if budget == limit:
             bound = max(bound, solution.bound)
+            proof = max(proof, (limited, trail), key=lambda one: one[1].bound)
         plan, rules = emit(model, solution.choice)
         memory = memory_use(plan)
         if memory.peak <= limit:
-            return replace(solution, bound=min(bound, solution.cost)), plan, rules, memory
+            return _Found(replace(solution, bound=min(bound, solution.cost)), plan, rules, memory, proof)
         needed = min(needed, memory.peak)
         peak = _tensor_of(model, plan.nodes[memory.moment]) if memory.moment >= 0 else None
         if peak is not None and peak not in budgets:
@@ -194,7 +226,9 @@ def _tensor_of(model: Model, node: Node) -> str | None:
     return next((p.tensor for p in model.parts if any(w.node == origin for w in p.ways)), None)
 
 
-def _solve(model: Model, problem: Problem, options: Options, progress: Progress) -> Solution:
+def _solve(
+    model: Model, problem: Problem, options: Options, progress: Progress, trail: Trail | None
+) -> Solution:
     def tell(phase: str, cost: float, bound: float, sweeps: int) -> None:
         progress(f"{phase}: cost {cost:.4g} s, bound {bound:.4g} s, {sweeps} sweeps")
 
@@ -204,6 +238,7 @@ def _solve(model: Model, problem: Problem, options: Options, progress: Progress)
         gap=options.gap,
         seconds=options.search_seconds,
         progress=tell,
+        trail=trail,
     )
 
 

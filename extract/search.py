@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from .dual import Dual, FanKey, Floats, Ints, PriceTables, Unit
 from .problem import ABSENT, Infeasible, Problem, Solution
 from .referee import Answer, pair_count, solve_program
+from .trail import Trail, snapshot
 
 HARD_SWEEPS = 6
 SOFT_SWEEPS = 4  # between two probes
@@ -58,15 +59,20 @@ def solve(
     gap: float = 1e-3,
     seconds: float | None = None,
     progress: Progress | None = None,
+    trail: Trail | None = None,
 ) -> Solution:
-    """The cheapest choice found and a bound; stops at cost - bound <= gap cost, or after `seconds`."""
+    """The cheapest choice found and a bound; stops at cost - bound <= gap cost, or after `seconds`.
+
+    `trail` is given the proof of the bound, as far as sweeps proved it: what branching adds is not in it.
+    """
     start = time.monotonic()
     deadline = np.inf if seconds is None else start + seconds
     if not problem.operators:
         return Solution(np.zeros(0, np.int64), 0.0, 0.0, "gap", 0)
     limit = problem.memory_limit
     early = deadline if seconds is None or np.isinf(limit) else start + seconds / 2  # the rest is for fitting
-    free = _Search(dataclasses.replace(problem, memory_limit=np.inf), axes_of_labels, gap, early, progress)
+    unlimited = dataclasses.replace(problem, memory_limit=np.inf)
+    free = _Search(unlimited, axes_of_labels, gap, early, progress, trail)
     free.most_memory = limit
     solution = free.run()
     if problem.memory(solution.choice) <= limit:
@@ -209,9 +215,10 @@ class _Search:
         gap: float,
         deadline: float,
         progress: Progress | None,
+        trail: Trail | None = None,
     ) -> None:
         self.problem, self.axes, self.gap = problem, axes, gap
-        self.deadline, self.progress = deadline, progress
+        self.deadline, self.progress, self.trail = deadline, progress, trail
         self.tables = PriceTables()
         self.nu, self.sweeps = 0.0, 0
         self.best: Ints | None = None
@@ -365,20 +372,28 @@ class _Search:
         """Is the gap small enough?"""
         return self.best is not None and self.best_cost - self.bound <= self.gap * abs(self.best_cost)
 
-    def lift(self, bound: float) -> None:
-        """A proved bound on all choices not yet known to cost more than the best."""
+    def lift(self, bound: float, dual: Dual | None = None) -> None:
+        """A proved bound on all choices not yet known to cost more than the best; `dual` proves it."""
         self.bound = max(self.bound, bound)
+        if self.trail is not None and dual is not None and bound > self.trail.bound:
+            self.trail.bounded(snapshot(dual), bound)
 
-    def start(self) -> Dual:
-        """All strategies, no messages, and a first plan that prices missing conversions."""
+    def all_strategies(self) -> Dual:
+        """No messages yet, nothing pruned."""
         keep = [np.flatnonzero(np.isfinite(o.cost)) for o in self.problem.operators]
         if empty := [o.name for o, k in zip(self.problem.operators, keep, strict=True) if not len(k)]:
             raise Infeasible(f"operator {empty[0]!r} has no strategy of finite cost")
-        dual = Dual(self.problem, keep, 2 * self.dearest, self.nu, self.tables)
+        if self.trail is not None:
+            self.trail.restart()
+        return Dual(self.problem, keep, 2 * self.dearest, self.nu, self.tables)
+
+    def start(self) -> Dual:
+        """All strategies, no messages, and a first plan that prices missing conversions."""
+        dual = self.all_strategies()
         self.offer(dual, decode(dual, forward=True))
         if self.plan is not None:
             self.axis_search(dual)
-            dual = dual.restrict(keep, self.dear())
+            dual = dual.restrict(dual.keep, self.dear())
         return dual
 
     def dear(self) -> float:
@@ -415,17 +430,20 @@ class _Search:
 
     def prune(self, trial: Dual, dual: Dual) -> Dual:
         """Drop strategies that `trial` proves dearer than the best plan; returns `dual` over the rest."""
-        value, bounds = trial.strategy_bounds()
-        self.value_bound = value
-        self.lift(value - self.credit())
-        keep = [kept[b <= self.worth_keeping()] for kept, b in zip(trial.keep, bounds, strict=True)]
+        self.value_bound, bounds = trial.strategy_bounds()
+        self.lift(max(float(b.min()) for b in bounds) - self.credit(), trial)
+        worth = self.worth_keeping()
+        keep = [kept[b <= worth] for kept, b in zip(trial.keep, bounds, strict=True)]
         if self.progress:
             self.progress("probe", self.best_cost, min(self.bound, self.best_cost), self.sweeps)
         if any(not len(k) for k in keep):  # every choice costs at least the best plan
-            self.lift(self.best_cost)
             return dual
         before, after = sum(map(len, dual.keep)), sum(map(len, keep))
-        return dual.restrict(keep) if after < 0.95 * before or after < before <= TINY_PAIRS else dual
+        if not (after < 0.95 * before or after < before <= TINY_PAIRS):
+            return dual
+        if self.trail is not None:
+            self.trail.pruned(snapshot(trial))
+        return dual.restrict(keep)
 
     def finish(self, dual: Dual, most_pairs: int) -> bool:
         """The exact program over the survivors, if small enough; says whether it ran."""
@@ -532,7 +550,7 @@ class _Limited:
 
     def __init__(self, problem: Problem, free: _Search, deadline: float) -> None:
         self.problem = problem
-        self.search = _Search(problem, free.axes, free.gap, deadline, free.progress)
+        self.search = _Search(problem, free.axes, free.gap, deadline, free.progress, free.trail)
         self.search.tables, self.search.sweeps = free.tables, free.sweeps
         self.search.bound, self.search.frontier = free.bound, free.frontier
 
@@ -556,8 +574,7 @@ class _Limited:
     def _start(self) -> Dual:
         """All strategies, and one plan that fits."""
         smallest = self._smallest()
-        keep = [np.flatnonzero(np.isfinite(o.cost)) for o in self.problem.operators]
-        dual = Dual(self.problem, keep, 2 * self.search.dearest, 0.0, self.search.tables)
+        dual = self.search.all_strategies()
         for choice in (smallest, *(choice for _, _, choice in list(self.search.frontier))):
             self.search.record(choice)
         assert self.search.best is not None  # the smallest choice fits
@@ -621,7 +638,7 @@ class _Limited:
             meeting = search.plan_value
             self._look(dual)
             search.value_bound = dual.bound()
-            search.lift(search.value_bound - search.credit())
+            search.lift(search.value_bound - search.credit(), dual)
             if search.plan_value >= meeting * (1 - search.gap / 8) or search.closed() or search.late():
                 break
         return dual

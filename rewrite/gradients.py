@@ -32,7 +32,7 @@ from .space import Kind
 from .terms import ADJOINT, RESULT, VJP, Head, adjoint_attributes, decode, encode, leaf, write
 
 ROUNDS = 20
-_FLAT = frozenset({"Floor", "Ceil", "Round", "Sign", "ArgMax", "ArgMin", "OneHot", "IsNaN", "IsInf"})
+_FLAT = frozenset({"Floor", "Ceil", "Round", "Sign", "ArgMax", "ArgMin", "IsNaN", "IsInf"})
 _ELEMENTWISE = frozenset({"Unary", "Binary", "Where", "Cast", "Number"})
 _LINEAR: dict[str, frozenset[int]] = {
     **dict.fromkeys(("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"), frozenset(range(8))),
@@ -41,6 +41,7 @@ _LINEAR: dict[str, frozenset[int]] = {
          "Trilu", "Tile", "ReduceSum", "ReduceMean", "Pad"), frozenset({0})),
     "ScatterElements": frozenset({2}),
     "ScatterND": frozenset({2}),
+    "OneHot": frozenset({1}),
 }  # fmt: skip
 
 
@@ -149,6 +150,10 @@ def _piece(key: _Key) -> _Recipe:
 def _by_function(key: _Key, node: Node) -> _Recipe:
     """The operator's own function, differentiated when it runs."""
     kind, operand = key
+    if (reduction := node.attributes.get("reduction", "none")) not in ("none", "add"):
+        raise UserError(
+            f"node {node.name!r}: {node.op} with reduction {reduction!r} has no gradient here; 'none' and 'add' have"
+        )
     n = len(kind.operands)
     linear = operand in _LINEAR.get(node.op, ()) and kind.operands[operand].dtype == kind.result.dtype
     shape = kind.operands[operand].shape if linear else None

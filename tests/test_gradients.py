@@ -26,7 +26,7 @@ from parallegg.verification.numbers import Original
 from .models import CNN_TRAIN_LOSS, OTHERS, SAMPLES, Sample
 from .onnx_export import random_inputs
 from .simulate import join, run, run_step, split
-from .zoo import CASES, Case, case, f
+from .zoo import CASES, Case, case, f, i
 
 UNARY = [
     "Neg",
@@ -57,6 +57,8 @@ MORE = [
     case("Conv", f(2, 4, 7, 6), f(6, 2, 3, 2), group=2, strides=(2, 1), pads=(1, 0, 1, 1), dilations=(1, 2),
          name="Conv in groups with strides"),
     case("Cast", f(3, 4), to="float64", name="Cast to itself"),
+    *(case("OneHot", i(4, 3), f(2), axis=axis, depth=5, indices={0: 5}, name=f"OneHot on axis {axis}")
+      for axis in (0, 1, 2)),
 ]  # fmt: skip
 # A Cast rounds to float32 whatever the arithmetic; its gradient is a Cast, by rule alone.
 OF_ZOO = [c for c in CASES if c.kind.result.dtype == "float64"]
@@ -119,6 +121,22 @@ def test_an_operators_gradient_is_jaxs(case_: Case):
     leaves["w"] = rng.uniform(0.5, 2.0, case_.kind.result.shape)
     found = compare_with_jax(graph, "loss", [f"x{i}" for i in floats], leaves)
     assert any(np.any(value != 0) for value in found.values())
+
+
+@pytest.mark.parametrize("reduction", ["mul", "max", "min"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda reduction: case(
+            "ScatterElements", f(4), i(2), f(2), axis=0, reduction=reduction, indices={1: 4}
+        ),
+        lambda reduction: case("ScatterND", f(4), i(2, 1), f(2), reduction=reduction, indices={1: 4}),
+    ],
+    ids=["ScatterElements", "ScatterND"],
+)
+def test_a_scatter_that_multiplies_or_takes_extremes_is_refused_by_name(make, reduction):
+    with pytest.raises(UserError, match=f"node 'op': Scatter.* with reduction '{reduction}' has no gradient"):
+        gradients(alone(make(reduction)), "loss", ["x0", "x2"])
 
 
 def with_loss(graph: Graph) -> Graph:
